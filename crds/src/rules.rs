@@ -1,0 +1,258 @@
+//! Rules over several fields of one object: unions and what depends on them.
+//!
+//! Each row holds a rule twice, as CEL for the API server and as its Rust twin for `millrace validate`, side by side so
+//! that nobody changes one alone. Both see the object after defaults were applied, and both are asked only for objects
+//! whose own shape is right. `tests/bad_specs.yaml` runs through both. What crosses parts of a spec (does this step
+//! exist?) is the plan compiler's.
+
+use serde_json::{Map, Value};
+
+use crate::duration::Duration;
+
+/// An object of the spec, with defaults.
+pub type Object = Map<String, Value>;
+
+/// The Rust half of a rule; true where the rule holds.
+#[derive(Clone, Copy)]
+pub enum Twin {
+    /// About the object at `at`.
+    Object(fn(&Object) -> bool),
+    /// About each item of a list in it, so that the mistake names the item.
+    Items { list: &'static str, holds: fn(object: &Object, item: &Object) -> bool },
+    /// About the object before and after an edit.
+    Edit(fn(old: &Object, new: &Object) -> bool),
+}
+
+/// A rule.
+pub struct Rule {
+    /// Patterns of the objects that it is about.
+    pub at: &'static [&'static str],
+    /// The field that a mistake points to (of the item, for `Twin::Items`); empty for the object itself.
+    pub field: &'static str,
+    pub cel: &'static str,
+    pub twin: Twin,
+    pub message: &'static str,
+    pub hint: &'static str,
+}
+
+fn has(object: &Object, field: &str) -> bool {
+    object.contains_key(field)
+}
+
+fn is(object: &Object, field: &str, text: &str) -> bool {
+    object.get(field).is_some_and(|value| value == text)
+}
+
+fn count(object: &Object, fields: &[&str]) -> usize {
+    fields.iter().filter(|field| has(object, field)).count()
+}
+
+/// Longest commit interval: half of the transaction timeout (10 s), so that a commit that is due is never aborted.
+pub const COMMIT_INTERVAL_MAX: Duration = Duration::from_secs(5);
+
+fn commit_interval_is_in_range(delivery: &Object) -> bool {
+    let text = delivery.get("commitInterval").and_then(Value::as_str).unwrap_or_default();
+    // CEL's durations have no days, so that its half must refuse them; no duration in range needs them.
+    !text.contains('d')
+        && text.parse::<Duration>().is_ok_and(|interval| interval > Duration::ZERO && interval <= COMMIT_INTERVAL_MAX)
+}
+
+fn key_fits_format(key: &Object) -> bool {
+    let string = key.get("format").and_then(|format| format.get("type")).is_some_and(|kind| kind == "String");
+    let columns = key.get("columns").and_then(Value::as_array).map_or(0, Vec::len);
+    !string || columns == 1
+}
+
+const STEP_KINDS: &[&str] =
+    &["project", "tableJoin", "temporalJoin", "broadcastJoin", "lookupJoin", "intervalJoin", "merge", "deltaJoin"];
+
+/// Every rule.
+pub const RULES: &[Rule] = &[
+    Rule {
+        at: &["spec"],
+        field: "",
+        cel: "has(self.sql) != has(self.steps)",
+        twin: Twin::Object(|spec| has(spec, "sql") != has(spec, "steps")),
+        message: "exactly one of steps and sql is needed",
+        hint: "write what is done either as a list of steps or as SQL",
+    },
+    Rule {
+        at: &["spec"],
+        field: "from",
+        cel: "!has(self.steps) || self.sinks.all(sink, has(sink.from))",
+        twin: Twin::Items { list: "sinks", holds: |spec, sink| !has(spec, "steps") || has(sink, "from") },
+        message: "is required for each sink of a pipeline with steps",
+        hint: "name the source or step whose rows the sink takes",
+    },
+    Rule {
+        at: &["spec"],
+        field: "from",
+        cel: "!has(self.sql) || self.sinks.all(sink, !has(sink.from))",
+        twin: Twin::Items { list: "sinks", holds: |spec, sink| !has(spec, "sql") || !has(sink, "from") },
+        message: "is not allowed in a pipeline with sql",
+        hint: "leave from out; INSERT INTO says which rows the sink takes",
+    },
+    Rule {
+        at: &["spec.kafka.authentication"],
+        field: "",
+        cel: "[has(self.scramSha512), has(self.scramSha256), has(self.plain)].filter(set, set).size() == 1",
+        twin: Twin::Object(|authentication| count(authentication, &["scramSha512", "scramSha256", "plain"]) == 1),
+        message: "exactly one of scramSha512, scramSha256 and plain is needed",
+        hint: "keep the mechanism that the cluster's listener uses",
+    },
+    Rule {
+        at: &["spec.kafka.internal"],
+        field: "prefix",
+        cel: "has(self.prefix) == has(oldSelf.prefix) && (!has(self.prefix) || self.prefix == oldSelf.prefix)",
+        twin: Twin::Edit(|old, new| old.get("prefix") == new.get("prefix")),
+        message: "is immutable",
+        hint: "put the old value back, or make a new pipeline",
+    },
+    Rule {
+        at: &["spec.state"],
+        field: "storage",
+        cel: "has(self.storage) == has(oldSelf.storage) && (!has(self.storage) || self.storage == oldSelf.storage)",
+        twin: Twin::Edit(|old, new| old.get("storage") == new.get("storage")),
+        message: "is immutable",
+        hint: "put the old value back, or make a new pipeline",
+    },
+    Rule {
+        at: &["spec.state.storage"],
+        field: "",
+        cel: "has(self.s3)",
+        twin: Twin::Object(|storage| has(storage, "s3")),
+        message: "exactly one kind of storage is needed",
+        hint: "write s3 with a bucket, or leave storage out",
+    },
+    Rule {
+        at: &["spec.state", "spec.sources[].table"],
+        field: "ttl",
+        cel: "self.ttl != '0s'",
+        twin: Twin::Object(|object| !is(object, "ttl", "0s")),
+        message: "must be longer than 0s",
+        hint: "write how long rows live, or leave ttl out",
+    },
+    Rule {
+        at: &["spec.sources[].eventTime"],
+        field: "idleTimeout",
+        cel: "self.idleTimeout != '0s'",
+        twin: Twin::Object(|event_time| !is(event_time, "idleTimeout", "0s")),
+        message: "must be longer than 0s",
+        hint: "a partition that is idle at once would make every later row late; write Never or a duration",
+    },
+    Rule {
+        at: &["spec.sources[].kafka.startFrom"],
+        field: "timestamp",
+        cel: "(self.policy == 'Timestamp') == has(self.timestamp)",
+        twin: Twin::Object(|start| is(start, "policy", "Timestamp") == has(start, "timestamp")),
+        message: "belongs to policy Timestamp, and is required there",
+        hint: "set policy Timestamp and timestamp together, or neither",
+    },
+    Rule {
+        at: &["spec.sources[].kafka.startFrom"],
+        field: "offsets",
+        cel: "(self.policy == 'Offsets') == has(self.offsets)",
+        twin: Twin::Object(|start| is(start, "policy", "Offsets") == has(start, "offsets")),
+        message: "belongs to policy Offsets, and is required there",
+        hint: "set policy Offsets and offsets together, or neither",
+    },
+    Rule {
+        at: &["spec.sources[].key", "spec.sinks[].key"],
+        field: "columns",
+        cel: "self.format.type != 'String' || self.columns.size() == 1",
+        twin: Twin::Object(key_fits_format),
+        message: "must be a single column for key format String",
+        hint: "write format {type: Json} for a key of several columns",
+    },
+    Rule {
+        at: &["spec.steps[]"],
+        field: "",
+        cel: "[has(self.project), has(self.tableJoin), has(self.temporalJoin), has(self.broadcastJoin), \
+              has(self.lookupJoin), has(self.intervalJoin), has(self.merge), has(self.deltaJoin)]\
+              .filter(set, set).size() == 1",
+        twin: Twin::Object(|step| count(step, STEP_KINDS) == 1),
+        message: "exactly one of project, tableJoin and temporalJoin is needed",
+        hint: "make one step of each kind, the second one with `from` the first",
+    },
+    Rule {
+        at: &["spec.steps[].project"],
+        field: "",
+        cel: "has(self.where) || has(self.select)",
+        twin: Twin::Object(|project| has(project, "where") || has(project, "select")),
+        message: "at least one of where and select is needed",
+        hint: "write a condition or columns, or leave the step out",
+    },
+    Rule {
+        at: &["spec.steps[].temporalJoin.emit", "spec.sources[].table.defaults.emit"],
+        field: "grace",
+        cel: "(self.policy == 'Grace') == has(self.grace)",
+        twin: Twin::Object(|emit| is(emit, "policy", "Grace") == has(emit, "grace")),
+        message: "belongs to policy Grace, and is required there",
+        hint: "set policy Grace and grace together, or neither",
+    },
+    Rule {
+        at: &["spec.sinks[].write"],
+        field: "version",
+        cel: "self.mode == 'Upsert' || !has(self.version)",
+        twin: Twin::Object(|write| is(write, "mode", "Upsert") || !has(write, "version")),
+        message: "belongs to mode Upsert",
+        hint: "leave version out",
+    },
+    Rule {
+        at: &["spec.delivery"],
+        field: "commitInterval",
+        cel: "!self.commitInterval.contains('d') && duration(self.commitInterval) > duration('0s') && \
+              duration(self.commitInterval) <= duration('5s')",
+        twin: Twin::Object(commit_interval_is_in_range),
+        message: "must be between 1ms and 5s",
+        hint: "100ms is the default; shorter costs brokers, longer costs latency",
+    },
+    Rule {
+        at: &["spec.worker.state.volume"],
+        field: "storageClassName",
+        cel: "self.type == 'Persistent' || !has(self.storageClassName)",
+        twin: Twin::Object(|volume| is(volume, "type", "Persistent") || !has(volume, "storageClassName")),
+        message: "belongs to type Persistent",
+        hint: "set type Persistent, or leave storageClassName out",
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{path, schema};
+
+    #[test]
+    fn every_rule_is_about_objects_and_fields_of_the_schema() {
+        let mut pipeline = schema::pipeline().clone();
+        for rule in RULES {
+            for at in rule.at {
+                let item = match rule.twin {
+                    Twin::Items { list, .. } => format!("{at}.{list}[]"),
+                    _ => (*at).to_owned(),
+                };
+                let node = path::schema_node(&mut pipeline, &item).unwrap_or_else(|| panic!("no {item}"));
+                assert_eq!(node["type"], "object", "{item}");
+                assert!(rule.field.is_empty() || node["properties"].get(rule.field).is_some(), "{item} {}", rule.field);
+            }
+        }
+    }
+
+    #[test]
+    fn the_kinds_of_a_step_are_those_that_its_rule_counts() {
+        let mut pipeline = schema::pipeline().clone();
+        let step = path::schema_node(&mut pipeline, "spec.steps[]").expect("step");
+        let kinds: Vec<&str> = step["properties"]
+            .as_object()
+            .expect("properties")
+            .keys()
+            .map(String::as_str)
+            .filter(|name| !["name", "from"].contains(name))
+            .collect();
+        assert_eq!(kinds, STEP_KINDS);
+        let rule = RULES.iter().find(|rule| rule.at == ["spec.steps[]"]).expect("rule");
+        for kind in kinds {
+            assert!(rule.cel.contains(&format!("has(self.{kind})")), "{kind}");
+        }
+    }
+}

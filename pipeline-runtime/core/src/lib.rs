@@ -1,0 +1,15 @@
+//! The words and the decisions of the runtime: pure data and pure functions.
+//!
+//! Nothing here reads a clock, draws a random number, does I/O or iterates a hash map: `now` is an argument, and the
+//! same input gives the same answer. That is what lets a simulator run these decisions a million times.
+
+pub mod control;
+pub mod epoch;
+pub mod event_time;
+pub mod ids;
+pub mod marker;
+pub mod ownership;
+pub mod partitioner;
+pub mod plan;
+pub mod schema;
+pub mod totals;

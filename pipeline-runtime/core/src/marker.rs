@@ -1,0 +1,41 @@
+//! The epoch marker: the last changelog record of an epoch, and the only truth about progress (invariant I3).
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::event_time::{InputClock, SourceClock};
+use crate::ids::{Epoch, Generation, Offset};
+use crate::totals::Totals;
+
+/// Raised when an older release can no longer read a marker.
+pub const MARKER_FORMAT: u32 = 1;
+
+/// Where a task stands behind an epoch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Marker {
+    pub format: u32,
+    pub epoch: Epoch,
+    pub generation: Generation,
+    pub state_fingerprint: u64,
+    /// In the order of the stage's inputs.
+    pub inputs: Vec<InputMark>,
+    /// By operator name; `source <name>` for the reading of a source.
+    pub totals: BTreeMap<String, Totals>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InputMark {
+    pub topic: String,
+    /// The topic's id where the log has one; a re-created topic has another.
+    pub topic_id: Option<String>,
+    /// The topic's partition count when the task first saw it.
+    pub partitions: i32,
+    /// The next record to read.
+    pub next: Offset,
+    /// For tables: the end that was captured at the pipeline's start; the table is level once `next` has reached it.
+    pub level_at: Option<Offset>,
+    /// For sources that are read directly.
+    pub source_clock: SourceClock,
+    pub clock: InputClock,
+}
