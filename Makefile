@@ -1,0 +1,59 @@
+# `make help` lists what there is. Everything that is built or fetched goes to the cache outside of the clone.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+export MILLRACE_CACHE ?= $(HOME)/.cache/millrace
+export CARGO_TARGET_DIR ?= $(MILLRACE_CACHE)/target
+MILLRACE := $(CARGO_TARGET_DIR)/release/millrace
+STEP := tests/setup/step.sh
+# One profile for everything, so that RocksDB and DataFusion are compiled once.
+CARGO_TEST := cargo test --locked --release --workspace
+
+.PHONY: help setup build demo test test-parts test-long bench fmt
+
+help:
+	@echo 'make setup      install what a build needs and this machine lacks'
+	@echo 'make demo       the main job on live data, killed and restarted, then the flights of 2013'
+	@echo 'make test       everything that must hold before a commit lands'
+	@echo 'make test-long  the same with many more kills and random cases'
+	@echo 'make bench      records per CPU second of the main job and of each of its parts'
+	@echo 'make fmt        format the code'
+
+setup:
+	@$(STEP) 'setup' tests/setup/install.sh
+
+# The same packages as the tests build, so that cargo settles on the same features and compiles nothing twice.
+build: setup
+	@$(STEP) 'build (the first time it compiles RocksDB and DataFusion: about 25 minutes on 2 cores)' \
+		cargo build --locked --release --workspace
+
+demo: build
+	@python3 tests/demo.py --millrace $(MILLRACE)
+	@$(STEP) 'the flights of 2013' python3 tests/flights.py --millrace $(MILLRACE)
+
+test:
+	@$(STEP) 'make test' $(MAKE) --no-print-directory test-parts
+
+test-parts: build
+	@$(STEP) 'formatting' cargo fmt --all --check
+	@$(STEP) 'unit, property and golden tests' $(CARGO_TEST)
+	@$(STEP) 'clippy' cargo clippy --locked --release --workspace --all-targets -- -D warnings
+	@$(STEP) 'dependencies' tests/setup/cargo-deny.sh
+	@$(STEP) 'examples' tests/setup/examples.sh $(MILLRACE)
+	@$(STEP) "examples as kubectl's parser reads them" tests/setup/kubectl-yaml.sh
+	@$(STEP) 'live run with a kill' python3 tests/demo.py --millrace $(MILLRACE) --seconds 4 --quiet
+	@$(STEP) 'the flights of 2013' python3 tests/flights.py --millrace $(MILLRACE)
+
+# What chance finds, given more time: random interleavings, seeds of the simulator, instants of kills.
+test-long: test
+	@$(STEP) 'many random cases' env MILLRACE_SEEDS=100000 PROPTEST_CASES=10000 $(CARGO_TEST)
+	@$(STEP) 'a longer live run with a kill' python3 tests/demo.py --millrace $(MILLRACE) --seconds 60 --quiet
+	@$(STEP) 'the flights of 2013 with many kills' python3 tests/flights.py --millrace $(MILLRACE) --kills 40
+
+bench: build
+	@$(STEP) 'benchmark' $(CARGO_TARGET_DIR)/release/bench
+
+fmt:
+	cargo fmt --all

@@ -1,0 +1,130 @@
+//! The command line. Exit codes: 0 done, 1 failed, 2 mistakes in the spec or in the command.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+use millrace_crds::check::{self, Mistake};
+use millrace_crds::pipeline::Pipeline;
+use tracing_subscriber::EnvFilter;
+
+mod diff;
+mod explain;
+mod run;
+mod test;
+mod validate;
+
+const FAILED: u8 = 1;
+const MISTAKES: u8 = 2;
+
+/// Streaming pipelines: from a Pipeline document to records.
+#[derive(Parser)]
+#[command(name = "millrace", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// Logs as JSON, one object a line.
+    #[arg(long, global = true)]
+    log_json: bool,
+    /// What to log, as in `info` or `millrace_runtime=debug`.
+    #[arg(long, global = true, default_value = "info")]
+    log_level: String,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Runs a pipeline.
+    Run(run::Args),
+    /// Checks a pipeline and prints every mistake.
+    Validate(validate::Args),
+    /// Prints the plan of a pipeline.
+    Explain(explain::Args),
+    /// Says what an edit of a pipeline does.
+    Diff(diff::Args),
+    /// Runs cases: folders of input and expected records.
+    Test(test::Args),
+}
+
+/// Why a command did not do what it should.
+enum Failure {
+    /// Of the user's spec: all of them.
+    Mistakes(PathBuf, Vec<Mistake>),
+    /// What was said already.
+    Reported,
+    Error(anyhow::Error),
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+type Outcome = Result<(), Failure>;
+
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // clap's own text, on its own stream, with its own exit code: 0 for help, 2 for a wrong command.
+        Err(error) => error.exit(),
+    };
+    let filter = match EnvFilter::try_new(&cli.log_level) {
+        Ok(filter) => filter,
+        Err(error) => {
+            eprintln!("error: --log-level {}: {error}", cli.log_level);
+            return ExitCode::from(MISTAKES);
+        }
+    };
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if cli.log_json { logs.json().init() } else { logs.with_target(false).init() }
+    let outcome = match cli.command {
+        Command::Run(args) => run::run(args),
+        Command::Validate(args) => validate::run(&args),
+        Command::Explain(args) => explain::run(&args),
+        Command::Diff(args) => diff::run(&args),
+        Command::Test(args) => test::run(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Reported) => ExitCode::from(FAILED),
+        Err(Failure::Error(error)) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(FAILED)
+        }
+        Err(Failure::Mistakes(file, mistakes)) => {
+            let s = if mistakes.len() == 1 { "" } else { "s" };
+            eprintln!("{}: {} mistake{s}", file.display(), mistakes.len());
+            mistakes.iter().for_each(|mistake| eprintln!("  {mistake}"));
+            ExitCode::from(MISTAKES)
+        }
+    }
+}
+
+/// Reads a file as a document.
+fn document(file: &Path) -> Result<serde_json::Value, Failure> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+    serde_saphyr::from_str(&text).map_err(|error| {
+        let hint = "correct the YAML; `kubectl apply --dry-run=client` reads the same";
+        Failure::Mistakes(file.to_owned(), vec![Mistake::new("", None, format!("is not YAML: {error}"), hint)])
+    })
+}
+
+/// Reads and checks the shape of a pipeline.
+fn pipeline(file: &Path) -> Result<Pipeline, Failure> {
+    check::parse(&document(file)?).map_err(|mistakes| Failure::Mistakes(file.to_owned(), mistakes))
+}
+
+/// Compiles a pipeline; warnings go to the log.
+fn compile(file: &Path, pipeline: &Pipeline) -> Result<millrace_core::plan::Plan, Failure> {
+    let compiled =
+        millrace_plan::compile(pipeline).map_err(|mistakes| Failure::Mistakes(file.to_owned(), mistakes))?;
+    compiled.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    Ok(compiled.plan)
+}
+
+/// `UPDATE=1`: write what came out as what is expected.
+#[expect(clippy::disallowed_methods, reason = "the documented switch of golden files")]
+fn update_requested() -> bool {
+    std::env::var_os("UPDATE").is_some_and(|value| value == "1")
+}

@@ -1,0 +1,397 @@
+//! One task: a stage for one partition, with its inputs, operators, outputs and state.
+//!
+//! A task reads what its lane fetched for it, and prepares what an epoch must commit: waiting rows, blocks for other
+//! stages, the changes of its state, its marker. After the commit is known it applies the same to its RocksDB.
+
+use std::collections::BTreeMap;
+
+use arrow::array::RecordBatch;
+use millrace_core::event_time::{InputClock, SourceClock, Upstream};
+use millrace_core::ids::{Epoch, Generation, Offset, Partition, TaskId};
+use millrace_core::marker::{InputMark, MARKER_FORMAT, Marker};
+use millrace_core::plan::Port;
+use millrace_core::totals::Totals;
+
+use super::changes::{ApplyError, TableWriter};
+use super::dead_letter::DeadLetters;
+use super::exchange::{ExchangeError, ExchangeReader};
+use super::flow::Flow;
+use super::source::{Failures, SourceError, SourceReader, TableRead};
+use crate::log::{End, Fetch, InputId, Outbox, TopicIndex};
+use crate::operator::{Context, OperatorError, TableProgress};
+use crate::rows::Rows;
+use crate::state::{StateError, TaskState};
+
+/// First byte of a changelog record's key.
+pub const CHANGELOG_STATE: u8 = b's';
+pub const CHANGELOG_MARKER: u8 = b'm';
+
+#[derive(Debug, thiserror::Error)]
+pub enum TaskError {
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    #[error(transparent)]
+    Operator(#[from] OperatorError),
+    #[error("read topic {topic} partition {partition}")]
+    Exchange { topic: String, partition: Partition, source: ExchangeError },
+    #[error("change the state of table '{table}'")]
+    Apply { table: String, source: ApplyError },
+    #[error(
+        "table '{0}' was truncated and its rows are repartitioned, which cannot carry a truncate yet; declare the table's key with format String, or restart the pipeline under a new name"
+    )]
+    TruncateMoves(String),
+    #[error("use state")]
+    State(#[from] StateError),
+}
+
+pub enum Reader {
+    Source(SourceReader),
+    Exchange(ExchangeReader),
+}
+
+/// What a task reads, and how far it is.
+pub struct TaskInput {
+    /// The source, or the exchange.
+    pub name: String,
+    pub topic: String,
+    pub topic_id: Option<String>,
+    pub partitions: i32,
+    pub reader: Reader,
+    pub next: Offset,
+    /// For tables that are read directly: the end captured at the pipeline's start.
+    pub level_at: Option<Offset>,
+    pub source_clock: SourceClock,
+    pub clock: InputClock,
+    /// The rows are a table's changes.
+    pub table: bool,
+    /// The operators of this stage look the table up.
+    pub writer: Option<TableWriter>,
+    pub idle_timeout_ms: Option<i64>,
+    /// Steady milliseconds of the last record, or of the start.
+    pub last_record_ms: u64,
+    /// Of the reading of a source.
+    pub totals: Totals,
+}
+
+impl TaskInput {
+    pub fn level(&self) -> bool {
+        match self.level_at {
+            Some(at) => self.next >= at,
+            None => self.clock.level(),
+        }
+    }
+
+    /// How the input stands, as an exchange behind it tells it.
+    fn upstream(&self) -> Upstream {
+        Upstream {
+            watermark: self.source_clock.watermark().max(if self.clock.ended() {
+                i64::MIN
+            } else {
+                self.clock.watermark()
+            }),
+            idle: self.clock.idle(),
+            ended: self.clock.ended(),
+            level: !self.table || self.level(),
+            complete_as_of_ms: self.clock.complete_as_of_ms(),
+        }
+    }
+}
+
+/// The times of one turn of the lane.
+#[derive(Clone, Copy)]
+pub struct Now {
+    pub wall_ms: i64,
+    pub steady_ms: u64,
+}
+
+pub struct Task {
+    pub id: TaskId,
+    pub inputs: Vec<TaskInput>,
+    pub flow: Flow,
+    pub state: TaskState,
+    pub changelog: String,
+    pub changelog_index: TopicIndex,
+    pub dead_letters: Option<DeadLetters>,
+    /// The topic that the stage's stream comes from, for dead letters.
+    pub source_topic: String,
+    pub epoch: Epoch,
+    pub state_fingerprint: u64,
+    /// Something happened since the last commit.
+    pub dirty: bool,
+    /// The stream has had nothing for its idle timeout.
+    pub stream_idle: bool,
+    /// The marker of the open epoch, while its commit is not known.
+    pub prepared: Option<Vec<u8>>,
+}
+
+impl Task {
+    /// True when an input may be read now: streams wait until the tables are level.
+    pub fn wants(&self, input: usize) -> bool {
+        self.inputs[input].table || self.level()
+    }
+
+    /// True when all tables have been read to the end that was captured at the pipeline's start.
+    pub fn level(&self) -> bool {
+        self.inputs.iter().all(|i| !i.table || i.level())
+    }
+
+    /// Takes records of one input.
+    pub fn process(
+        &mut self,
+        input: usize,
+        fetch: &Fetch<'_>,
+        now: Now,
+        outbox: &mut Outbox,
+    ) -> Result<(), TaskError> {
+        self.dirty = true;
+        let own = &mut self.inputs[input];
+        own.last_record_ms = now.steady_ms;
+        own.next = fetch.next;
+        if own.table {
+            self.table_records(input, fetch, now, outbox)
+        } else {
+            self.stream_idle = false;
+            self.stream_records(input, fetch, now, outbox)
+        }
+    }
+
+    fn stream_records(
+        &mut self,
+        input: usize,
+        fetch: &Fetch<'_>,
+        now: Now,
+        outbox: &mut Outbox,
+    ) -> Result<(), TaskError> {
+        let own = &mut self.inputs[input];
+        let rows = match &mut own.reader {
+            Reader::Source(reader) => {
+                let mut failures = Failures { outbox, dead_letters: self.dead_letters, totals: &mut own.totals };
+                let mut rows = reader.rows(fetch, &mut own.source_clock, &mut failures)?;
+                rows.watermark = own.clock.advance(0, rows.watermark);
+                rows
+            }
+            Reader::Exchange(reader) => {
+                let read = reader.read(fetch, &mut own.clock);
+                let changes = read.map_err(|source| TaskError::Exchange {
+                    topic: own.topic.clone(),
+                    partition: self.id.partition,
+                    source,
+                })?;
+                Rows { batch: changes.batch, metas: changes.metas.into(), watermark: own.clock.watermark() }
+            }
+        };
+        let (flow, mut cx) = self.context(now, outbox);
+        Ok(flow.rows(Port::Input(input), rows, &mut cx)?)
+    }
+
+    fn table_records(
+        &mut self,
+        input: usize,
+        fetch: &Fetch<'_>,
+        now: Now,
+        outbox: &mut Outbox,
+    ) -> Result<(), TaskError> {
+        let horizon = self.flow.horizon(input);
+        let own = &mut self.inputs[input];
+        let read = match &mut own.reader {
+            Reader::Source(reader) => {
+                let mut failures = Failures { outbox, dead_letters: self.dead_letters, totals: &mut own.totals };
+                let read = reader.changes(fetch, &mut own.source_clock, &mut failures)?;
+                own.clock.advance(0, own.source_clock.watermark());
+                read
+            }
+            Reader::Exchange(reader) => {
+                let read = reader.read(fetch, &mut own.clock);
+                TableRead::Changes(read.map_err(|source| TaskError::Exchange {
+                    topic: own.topic.clone(),
+                    partition: self.id.partition,
+                    source,
+                })?)
+            }
+        };
+        let fault = |source| TaskError::Apply { table: own.name.clone(), source };
+        let changes = match read {
+            TableRead::Changes(changes) => changes,
+            TableRead::Truncated(before, time, behind) => {
+                let Some(writer) = &own.writer else { return Err(TaskError::TruncateMoves(own.name.clone())) };
+                writer.apply(&before, &mut self.state, horizon, now.wall_ms).map_err(fault)?;
+                writer.truncate(&mut self.state, time, horizon).map_err(fault)?;
+                behind
+            }
+        };
+        if let Some(writer) = &own.writer {
+            writer.apply(&changes, &mut self.state, horizon, now.wall_ms).map_err(fault)?;
+        }
+        self.flow.changes(Port::Input(input), &changes, own.source_clock.watermark(), outbox)?;
+        let (flow, mut cx) = self.context(now, outbox);
+        Ok(flow.advance(&mut cx)?)
+    }
+
+    /// Takes up how far the inputs are, by the log and by the clock. `ends` are those of the inputs that are read
+    /// directly, looked up at or before `now`.
+    pub fn tick(&mut self, ends: &[(usize, End)], now: Now, outbox: &mut Outbox) -> Result<(), TaskError> {
+        let mut ended = Vec::new();
+        for (input, end) in ends {
+            let own = &mut self.inputs[*input];
+            let at_end = own.next >= end.offset;
+            let silent_ms = now.steady_ms.saturating_sub(own.last_record_ms) as i64;
+            let timed_out = own.idle_timeout_ms.is_some_and(|timeout| silent_ms >= timeout);
+            let was_ended = own.clock.ended();
+            own.clock.report(
+                0,
+                Upstream {
+                    watermark: own.source_clock.watermark(),
+                    // A table that is read to its end holds nobody back; a stream only after its timeout.
+                    idle: at_end && (own.table || timed_out),
+                    ended: at_end && end.ended,
+                    level: own.table && own.level(),
+                    complete_as_of_ms: if at_end { end.as_of_ms } else { i64::MIN },
+                },
+            );
+            if own.clock.ended() && !was_ended && !own.table {
+                ended.push(*input);
+            }
+        }
+        let streams = || self.inputs.iter().filter(|i| !i.table);
+        self.stream_idle = streams().count() > 0 && streams().all(|i| i.clock.idle());
+        for input in ended {
+            self.announce(input, now, outbox)?;
+        }
+        let (flow, mut cx) = self.context(now, outbox);
+        Ok(flow.advance(&mut cx)?)
+    }
+
+    /// Tells the operators the watermark of an input, without rows.
+    fn announce(&mut self, input: usize, now: Now, outbox: &mut Outbox) -> Result<(), TaskError> {
+        let own = &self.inputs[input];
+        let schema = match &own.reader {
+            Reader::Source(reader) => reader.schema(),
+            Reader::Exchange(reader) => reader.schema(),
+        };
+        let rows = Rows {
+            batch: RecordBatch::new_empty(schema),
+            metas: std::sync::Arc::new([]),
+            watermark: own.clock.watermark(),
+        };
+        let (flow, mut cx) = self.context(now, outbox);
+        Ok(flow.rows(Port::Input(input), rows, &mut cx)?)
+    }
+
+    /// After the state was restored: rows that waited go on waiting, and the operators hear where time stands.
+    pub fn resume(&mut self, now: Now, outbox: &mut Outbox) -> Result<(), TaskError> {
+        let (flow, mut cx) = self.context(now, outbox);
+        flow.restore(&mut cx)?;
+        for input in 0..self.inputs.len() {
+            if !self.inputs[input].table {
+                self.announce(input, now, outbox)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn context<'a>(&'a mut self, now: Now, outbox: &'a mut Outbox) -> (&'a mut Flow, Context<'a>) {
+        let tables = self.inputs.iter().map(|i| TableProgress {
+            watermark: i.clock.watermark(),
+            complete_as_of_ms: i.clock.complete_as_of_ms(),
+        });
+        let cx = Context {
+            tables: tables.collect(),
+            state: &mut self.state,
+            outbox,
+            dead_letters: self.dead_letters,
+            source_topic: &self.source_topic,
+            stream_idle: self.stream_idle,
+            now_ms: now.wall_ms,
+        };
+        (&mut self.flow, cx)
+    }
+
+    /// How the input behind a port stands.
+    fn origin(inputs: &[TaskInput], flow: &[Port], mut port: Port) -> Upstream {
+        loop {
+            match port {
+                Port::Input(input) => return inputs[input].upstream(),
+                Port::Operator(operator) => port = flow[operator],
+            }
+        }
+    }
+
+    fn ports(&self) -> Vec<Port> {
+        self.flow.operators.iter().map(|o| o.input).collect()
+    }
+
+    /// True when a commit would do something.
+    pub fn due(&self, steady_ms: u64) -> bool {
+        let ports = self.ports();
+        self.dirty || self.state.dirty() || self.flow.due(&|port| Self::origin(&self.inputs, &ports, port), steady_ms)
+    }
+
+    /// Puts everything that the epoch commits for this task into the outbox; its marker last.
+    pub fn prepare(&mut self, generation: Generation, now: Now, outbox: &mut Outbox) -> Result<(), TaskError> {
+        let ports = self.ports();
+        self.flow.flush(&|port| Self::origin(&self.inputs, &ports, port), now.steady_ms, outbox);
+        let (flow, mut cx) = self.context(now, outbox);
+        flow.persist(&mut cx)?;
+        let mut key = vec![CHANGELOG_STATE];
+        for (state_key, value) in self.state.changes() {
+            key.truncate(1);
+            key.extend_from_slice(state_key);
+            outbox.push(self.changelog_index, self.id.partition, Some(now.wall_ms), Some(&key), value, Vec::new());
+        }
+        self.epoch.0 += 1;
+        let marker = serde_json::to_vec(&self.marker(generation)).expect("a marker is plain data");
+        let key = Some(&[CHANGELOG_MARKER][..]);
+        outbox.push(self.changelog_index, self.id.partition, Some(now.wall_ms), key, Some(&marker), Vec::new());
+        self.prepared = Some(marker);
+        Ok(())
+    }
+
+    /// The epoch is committed; `changelog_next` lies behind its marker.
+    pub fn apply(&mut self, changelog_next: Offset) -> Result<(), TaskError> {
+        if let Some(marker) = &self.prepared {
+            self.state.apply(marker, changelog_next.0)?;
+            self.prepared = None;
+            self.dirty = false;
+        }
+        Ok(())
+    }
+
+    /// Names and totals: the readings of sources, then the operators.
+    pub fn totals(&self) -> impl Iterator<Item = (String, &Totals)> {
+        let sources = self.inputs.iter().filter(|i| matches!(i.reader, Reader::Source(_)));
+        let sources = sources.map(|i| (format!("source {}", i.name), &i.totals));
+        sources.chain(self.flow.operators.iter().map(|o| (o.name.clone(), &o.totals)))
+    }
+
+    fn marker(&self, generation: Generation) -> Marker {
+        let inputs = self.inputs.iter().map(|i| InputMark {
+            topic: i.topic.clone(),
+            topic_id: i.topic_id.clone(),
+            partitions: i.partitions,
+            next: i.next,
+            level_at: i.level_at,
+            source_clock: i.source_clock,
+            clock: i.clock.clone(),
+        });
+        let totals: BTreeMap<String, Totals> = self.totals().map(|(name, totals)| (name, totals.clone())).collect();
+        Marker {
+            format: MARKER_FORMAT,
+            epoch: self.epoch,
+            generation,
+            state_fingerprint: self.state_fingerprint,
+            inputs: inputs.collect(),
+            totals,
+        }
+    }
+
+    /// True when nothing will ever happen again, as far as is known now.
+    pub fn finished(&self) -> bool {
+        self.inputs.iter().all(|i| i.clock.ended()) && !self.dirty && !self.state.dirty()
+    }
+
+    /// The inputs that are read directly.
+    pub fn sources(&self, ids: &[(InputId, usize)]) -> Vec<(usize, InputId)> {
+        let direct = |input: &usize| matches!(self.inputs[*input].reader, Reader::Source(_));
+        ids.iter().filter(|(_, input)| direct(input)).map(|(id, input)| (*input, *id)).collect()
+    }
+}

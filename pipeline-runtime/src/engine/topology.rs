@@ -1,0 +1,117 @@
+//! From a plan to how many tasks each stage has, and which topics that needs. All faults at once.
+
+use std::collections::BTreeMap;
+
+use millrace_core::ids::Timeline;
+use millrace_core::plan::{Exchange, InputFrom, OutputTo, Plan, Stage};
+
+use crate::log::{Log, LogError};
+
+/// Names of our own topics.
+#[derive(Clone, Debug)]
+pub struct Names {
+    prefix: String,
+    timeline: Timeline,
+}
+
+impl Names {
+    pub fn new(prefix: &str, timeline: Timeline) -> Self {
+        Self { prefix: prefix.to_owned(), timeline }
+    }
+
+    pub fn changelog(&self, stage: &str) -> String {
+        format!("{}-t{}-{stage}-changelog", self.prefix, self.timeline)
+    }
+
+    pub fn repartition(&self, exchange: &str) -> String {
+        format!("{}-t{}-{exchange}-repartition", self.prefix, self.timeline)
+    }
+}
+
+/// Partition counts.
+#[derive(Clone, Debug, Default)]
+pub struct Topology {
+    /// Of the users' topics: (id, partitions).
+    pub topics: BTreeMap<String, (Option<String>, i32)>,
+    /// Tasks of each stage.
+    pub tasks: BTreeMap<String, i32>,
+    /// Partitions of each exchange.
+    pub exchanges: BTreeMap<String, i32>,
+}
+
+impl Topology {
+    /// Looks the topics up and counts. Says everything that does not fit.
+    pub fn resolve(plan: &Plan, log: &mut dyn Log) -> Result<Self, LogError> {
+        let mut topology = Self::default();
+        let mut faults = Vec::new();
+        for source in &plan.sources {
+            match log.topic(&source.topic)? {
+                Some(info) => {
+                    topology.topics.insert(source.topic.clone(), (info.id, info.partitions));
+                }
+                None => faults.push(format!(
+                    "source '{}': topic '{}' does not exist: create it, or correct spec.sources[{}].kafka.topic",
+                    source.name, source.topic, source.name
+                )),
+            }
+        }
+        for sink in &plan.sinks {
+            let info = log.open_output(&sink.topic)?;
+            topology.topics.insert(sink.topic.clone(), (info.id, info.partitions));
+        }
+        if let Some(topic) = &plan.dead_letter {
+            let info = log.open_output(topic)?;
+            topology.topics.insert(topic.clone(), (info.id, info.partitions));
+        }
+        if faults.is_empty() {
+            topology.count(plan, &mut faults);
+        }
+        if faults.is_empty() { Ok(topology) } else { Err(LogError::User(faults.join("\n"))) }
+    }
+
+    fn partitions(&self, plan: &Plan, source: &str) -> i32 {
+        plan.source(source).and_then(|s| self.topics.get(&s.topic)).map_or(1, |(_, partitions)| *partitions)
+    }
+
+    fn count(&mut self, plan: &Plan, faults: &mut Vec<String>) {
+        for exchange in &plan.exchanges {
+            let partitions = match &exchange.partitions_like {
+                Some(topic) => self.topics.get(topic).map_or(1, |(_, partitions)| *partitions),
+                None => self.widest(plan, exchange),
+            };
+            self.exchanges.insert(exchange.name.clone(), partitions);
+        }
+        for stage in &plan.stages {
+            let counts: Vec<(String, i32)> = stage
+                .inputs
+                .iter()
+                .map(|input| match &input.from {
+                    InputFrom::Source(name) => (format!("source '{name}'"), self.partitions(plan, name)),
+                    InputFrom::Exchange(name) => (format!("exchange '{name}'"), self.exchanges[name]),
+                })
+                .collect();
+            let most = counts.iter().map(|(_, count)| *count).max().unwrap_or(1);
+            if counts.iter().any(|(_, count)| *count != most) {
+                let list: Vec<String> = counts.iter().map(|(name, count)| format!("{name} has {count}")).collect();
+                faults.push(format!(
+                    "stage '{}': its inputs must have equally many partitions: {}; leave out the stream's `key` to have it repartitioned",
+                    stage.name,
+                    list.join(", ")
+                ));
+            }
+            self.tasks.insert(stage.name.clone(), most);
+        }
+    }
+
+    /// The largest partition count among the sources whose rows reach the reader of `exchange`.
+    fn widest(&self, plan: &Plan, exchange: &Exchange) -> i32 {
+        let siblings = plan.exchanges.iter().filter(|e| e.stage == exchange.stage);
+        siblings.map(|e| self.partitions(plan, &e.source)).max().unwrap_or(1)
+    }
+
+    /// How many tasks write an exchange.
+    pub fn upstreams(&self, plan: &Plan, exchange: &str) -> usize {
+        let writes = |stage: &&Stage| stage.outputs.iter().any(|o| o.to == OutputTo::Exchange(exchange.to_owned()));
+        plan.stages.iter().find(writes).map_or(1, |stage| self.tasks[&stage.name] as usize)
+    }
+}

@@ -1,0 +1,230 @@
+//! What the engine needs of a log: Kafka, or files on a laptop. One per lane.
+//!
+//! A log reads partitions from given positions, takes an epoch's records, and makes all of them visible at once or none
+//! of them. It keeps no opinion about progress: where to read from is what the epoch markers say (invariant I3).
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use millrace_core::ids::{Offset, Partition};
+use millrace_core::plan::StartFrom;
+
+pub mod file;
+
+/// Index into the lane's assignments, in the order in which they were made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct InputId(pub usize);
+
+/// A partition that the lane reads.
+#[derive(Clone, Debug)]
+pub struct Assignment {
+    pub topic: String,
+    pub partition: Partition,
+    /// The next record to read.
+    pub next: Offset,
+    /// Among heads of equal timestamps the lowest rank is read first.
+    pub rank: u32,
+}
+
+/// A record as it was read.
+#[derive(Clone, Copy, Debug)]
+pub struct Record<'a> {
+    pub offset: Offset,
+    /// Milliseconds since the epoch, where the record has a timestamp.
+    pub timestamp_ms: Option<i64>,
+    pub key: Option<&'a [u8]>,
+    /// `None`: a tombstone.
+    pub value: Option<&'a [u8]>,
+    pub headers: &'a [Header],
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    pub name: String,
+    pub value: Vec<u8>,
+}
+
+/// Records of one input, in order, without a gap that a reader could see.
+pub struct Fetch<'a> {
+    pub input: InputId,
+    pub records: Vec<Record<'a>>,
+    /// The next record to read after these.
+    pub next: Offset,
+}
+
+/// Where an input ends now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// One above the last record that can be read.
+    pub offset: Offset,
+    /// Wall-clock milliseconds from before the end was looked up.
+    pub as_of_ms: i64,
+    /// No record will ever follow.
+    pub ended: bool,
+    /// Timestamp of the record at the read position, if there is one.
+    pub head_timestamp_ms: Option<i64>,
+}
+
+/// What a log knows of a topic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopicInfo {
+    /// Changes when a topic is deleted and made again, where the log has such ids.
+    pub id: Option<String>,
+    pub partitions: i32,
+}
+
+/// Records on their way out: one byte arena, so that a record costs no allocation.
+#[derive(Default)]
+pub struct Outbox {
+    topics: Vec<String>,
+    bytes: Vec<u8>,
+    records: Vec<Outgoing>,
+}
+
+/// Index into [`Outbox::topic`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TopicIndex(usize);
+
+struct Outgoing {
+    topic: TopicIndex,
+    partition: Partition,
+    timestamp_ms: Option<i64>,
+    key: Option<Range<usize>>,
+    value: Option<Range<usize>>,
+    headers: Vec<Header>,
+}
+
+/// A record in the outbox.
+pub struct OutRecord<'a> {
+    pub topic: TopicIndex,
+    pub partition: Partition,
+    pub timestamp_ms: Option<i64>,
+    pub key: Option<&'a [u8]>,
+    pub value: Option<&'a [u8]>,
+    pub headers: &'a [Header],
+}
+
+impl Outbox {
+    /// Names a topic once; the index is good for the life of the outbox.
+    pub fn topic_index(&mut self, name: &str) -> TopicIndex {
+        let known = self.topics.iter().position(|t| t == name);
+        TopicIndex(known.unwrap_or_else(|| {
+            self.topics.push(name.to_owned());
+            self.topics.len() - 1
+        }))
+    }
+
+    pub fn topic(&self, index: TopicIndex) -> &str {
+        &self.topics[index.0]
+    }
+
+    pub fn push(
+        &mut self,
+        topic: TopicIndex,
+        partition: Partition,
+        timestamp_ms: Option<i64>,
+        key: Option<&[u8]>,
+        value: Option<&[u8]>,
+        headers: Vec<Header>,
+    ) {
+        let key = key.map(|k| self.append(k));
+        let value = value.map(|v| self.append(v));
+        self.records.push(Outgoing { topic, partition, timestamp_ms, key, value, headers });
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Range<usize> {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(bytes);
+        start..self.bytes.len()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    pub fn records(&self) -> impl Iterator<Item = OutRecord<'_>> {
+        self.records.iter().map(|r| OutRecord {
+            topic: r.topic,
+            partition: r.partition,
+            timestamp_ms: r.timestamp_ms,
+            key: r.key.clone().map(|range| &self.bytes[range]),
+            value: r.value.clone().map(|range| &self.bytes[range]),
+            headers: &r.headers,
+        })
+    }
+
+    /// Forgets the records and keeps the topics and the memory.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.records.clear();
+    }
+}
+
+/// What can go wrong with a log.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// What the user gave cannot be used as it is.
+    #[error("{0}")]
+    User(String),
+    #[error("{what} {path}")]
+    Io { what: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("{path} is damaged at byte {at}: {text}")]
+    Damaged { path: PathBuf, at: u64, text: String },
+}
+
+/// A log, as a lane uses it.
+pub trait Log {
+    /// `None`: there is no such topic.
+    fn topic(&mut self, name: &str) -> Result<Option<TopicInfo>, LogError>;
+
+    /// Makes sure that an internal topic exists with `partitions` partitions.
+    fn create_internal(&mut self, name: &str, partitions: i32) -> Result<(), LogError>;
+
+    /// The first record to read of a partition that was never read before.
+    fn start(&mut self, topic: &str, partition: Partition, from: &StartFrom) -> Result<Offset, LogError>;
+
+    /// Where a partition ends now.
+    fn end_of(&mut self, topic: &str, partition: Partition) -> Result<Offset, LogError>;
+
+    /// Opens a topic for results; an error at start rather than at the first record.
+    fn open_output(&mut self, topic: &str) -> Result<TopicInfo, LogError>;
+
+    fn assign(&mut self, assignment: Assignment) -> Result<InputId, LogError>;
+
+    /// The next records of one of the inputs that `wanted` allows, at most `max`. `None`: there is nothing now.
+    fn poll(&mut self, wanted: &dyn Fn(InputId) -> bool, max: usize) -> Result<Option<Fetch<'_>>, LogError>;
+
+    /// Where an input ends now.
+    fn end(&mut self, input: InputId) -> Result<End, LogError>;
+
+    /// Takes the records of the open epoch over and empties the outbox.
+    fn send(&mut self, outbox: &mut Outbox) -> Result<(), LogError>;
+
+    /// Makes the open epoch visible, whole. Returns once that is known.
+    fn commit(&mut self) -> Result<(), LogError>;
+
+    /// Drops the open epoch.
+    fn abort(&mut self) -> Result<(), LogError>;
+
+    /// Reads a changelog partition from `from` to its end; returns the end.
+    fn read_changelog(
+        &mut self,
+        topic: &str,
+        partition: Partition,
+        from: Offset,
+        visit: &mut dyn FnMut(Record<'_>) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Offset>;
+
+    /// The records of an internal topic below `before` are not needed any more.
+    fn trim(&mut self, topic: &str, partition: Partition, before: Offset) -> Result<(), LogError>;
+
+    /// Waits until there may be something new, or until `timeout_ms` has passed.
+    fn wait(&mut self, timeout_ms: u64);
+
+    /// True when every input ends for good: a run over it comes to an end.
+    fn bounded(&self) -> bool;
+}

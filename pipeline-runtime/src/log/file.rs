@@ -1,0 +1,498 @@
+//! The embedded log: topics as files, for a laptop and for tests. The second adapter behind the same epoch code.
+//!
+//! A user's topic is `DIR/<topic>.jsonl`, one record a line (see [`envelope`]); our own topics are binary segments in
+//! the state folder (see [`segments`]). An epoch becomes visible by one line in `epochs.jsonl`, which names the length
+//! that every written file has then. What lies behind that length never happened: opening cuts it off. So an exit at
+//! any instant leaves whole epochs, each once.
+//!
+//! Reading is a merge by the timestamp of the heads. It keeps the order within a partition, and ties go by rank, so
+//! that the same files give the same run.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use millrace_core::ids::{Offset, Partition};
+use millrace_core::plan::StartFrom;
+use serde::{Deserialize, Serialize};
+
+use super::{Assignment, End, Fetch, InputId, Log, LogError, Outbox, Record, TopicInfo};
+use crate::clock;
+
+mod envelope;
+mod segments;
+mod topic_file;
+
+use segments::Segments;
+use topic_file::{PartitionReader, TopicFile};
+
+/// `epochs.jsonl` is rewritten to its last line when it has grown beyond this.
+const EPOCHS_BYTES_MAX: u64 = 1 << 20;
+/// How long a reader that follows its files waits before it looks again.
+const FOLLOW_POLL_MS: u64 = 10;
+
+/// Where things are and how to read them.
+#[derive(Clone, Debug)]
+pub struct FileLogConfig {
+    /// The folder of the users' topics.
+    pub topics: PathBuf,
+    /// Where results go; `None`: to standard output, topic by topic and line by line.
+    pub out: Option<PathBuf>,
+    /// The folder of our own topics and of the commit record.
+    pub state: PathBuf,
+    /// Go on when the files have been read, and wait for more.
+    pub follow: bool,
+    /// A topic without a file is an empty topic, in place of a mistake.
+    pub missing_is_empty: bool,
+}
+
+/// One line of `epochs.jsonl`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Committed {
+    number: u64,
+    /// Length of every result file, by topic.
+    outputs: BTreeMap<String, u64>,
+    /// End offset of every partition of our own topics, by topic.
+    internal: BTreeMap<String, Vec<i64>>,
+}
+
+enum Input {
+    User { topic: String, reader: PartitionReader },
+    Internal { topic: String, partition: Partition, next: i64 },
+}
+
+struct Assigned {
+    rank: u32,
+    input: Input,
+}
+
+pub struct FileLog {
+    config: FileLogConfig,
+    committed: Committed,
+    epochs: File,
+    topics: BTreeMap<String, TopicFile>,
+    internal: BTreeMap<String, Vec<Segments>>,
+    outputs: BTreeMap<String, Output>,
+    inputs: Vec<Assigned>,
+    internal_buffer: segments::ReadBuffer,
+    /// Held for as long as the process owns the state folder.
+    _lock: File,
+}
+
+/// A result file and the lines of the open epoch.
+struct Output {
+    file: Option<File>,
+    length: u64,
+    pending: Vec<u8>,
+}
+
+fn io(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> LogError {
+    let path = path.to_owned();
+    move |source| LogError::Io { what, path, source }
+}
+
+impl FileLog {
+    /// Opens the log and cuts every file back to the last committed epoch.
+    pub fn open(config: FileLogConfig) -> Result<Self, LogError> {
+        if !config.topics.is_dir() {
+            return Err(LogError::User(format!(
+                "the topics folder {} does not exist: create it, with one file <topic>.jsonl for each source",
+                config.topics.display()
+            )));
+        }
+        let internal_dir = config.state.join("log");
+        fs::create_dir_all(&internal_dir).map_err(io("create folder", &internal_dir))?;
+        if let Some(out) = &config.out {
+            fs::create_dir_all(out).map_err(io("create folder", out))?;
+        }
+        let lock = lock(&config.state)?;
+        let epochs_path = config.state.join("epochs.jsonl");
+        let committed = read_committed(&epochs_path)?;
+        let epochs = rewrite_epochs(&epochs_path, &committed)?;
+        let mut internal = BTreeMap::new();
+        for (topic, ends) in &committed.internal {
+            let partitions = (ends.iter().enumerate())
+                .map(|(p, end)| Segments::open(&internal_dir, topic, p as i32, *end))
+                .collect::<Result<Vec<_>, _>>()?;
+            internal.insert(topic.clone(), partitions);
+        }
+        Ok(Self {
+            config,
+            committed,
+            epochs,
+            topics: BTreeMap::new(),
+            internal,
+            outputs: BTreeMap::new(),
+            inputs: Vec::new(),
+            internal_buffer: segments::ReadBuffer::default(),
+            _lock: lock,
+        })
+    }
+
+    /// The number of epochs that were committed in this state folder.
+    pub fn epochs(&self) -> u64 {
+        self.committed.number
+    }
+
+    fn user_topic(&mut self, name: &str) -> Result<Option<&mut TopicFile>, LogError> {
+        if !self.topics.contains_key(name) {
+            let path = self.config.topics.join(format!("{name}.jsonl"));
+            let file = if path.exists() {
+                TopicFile::open(path, self.config.follow)?
+            } else if self.config.missing_is_empty {
+                TopicFile::empty(path)
+            } else {
+                return Ok(None);
+            };
+            self.topics.insert(name.to_owned(), file);
+        }
+        Ok(self.topics.get_mut(name))
+    }
+
+    /// The input whose head comes first, among those that are wanted and have one.
+    fn choose(&self, wanted: &dyn Fn(InputId) -> bool) -> Option<(usize, i64)> {
+        let mut best: Option<(i64, u32, usize)> = None;
+        for (i, assigned) in self.inputs.iter().enumerate() {
+            let Some(time) = self.head(&assigned.input) else { continue };
+            let candidate = (time, assigned.rank, i);
+            if best.is_none_or(|b| candidate < b) && wanted(InputId(i)) {
+                best = Some(candidate);
+            }
+        }
+        best.map(|(_, _, i)| (i, self.run_limit(i, wanted)))
+    }
+
+    /// The highest timestamp up to which `chosen` may be read before another input's head comes first.
+    fn run_limit(&self, chosen: usize, wanted: &dyn Fn(InputId) -> bool) -> i64 {
+        let rank = self.inputs[chosen].rank;
+        let others = self.inputs.iter().enumerate().filter(|(i, _)| *i != chosen && wanted(InputId(*i)));
+        others
+            .filter_map(|(i, other)| {
+                let head = self.head(&other.input)?;
+                // At equal timestamps the lower rank goes first (and the lower input among equal ranks).
+                Some(if (rank, chosen) < (other.rank, i) { head } else { head.saturating_sub(1) })
+            })
+            .min()
+            .unwrap_or(i64::MAX)
+    }
+
+    /// The timestamp that the merge goes by. Our own topics come as soon as there is something.
+    fn head(&self, input: &Input) -> Option<i64> {
+        match input {
+            Input::User { topic, reader } => reader.head_timestamp(&self.topics[topic]),
+            Input::Internal { topic, partition, next } => {
+                let segments = self.internal.get(topic)?.get(partition.0 as usize)?;
+                (*next < segments.visible_end()).then_some(i64::MIN)
+            }
+        }
+    }
+
+    fn refresh(&mut self) -> Result<(), LogError> {
+        for topic in self.topics.values_mut() {
+            topic.refresh()?;
+        }
+        Ok(())
+    }
+}
+
+impl Log for FileLog {
+    fn topic(&mut self, name: &str) -> Result<Option<TopicInfo>, LogError> {
+        if let Some(partitions) = self.internal.get(name) {
+            return Ok(Some(TopicInfo { id: None, partitions: partitions.len() as i32 }));
+        }
+        Ok(self.user_topic(name)?.map(|t| TopicInfo { id: None, partitions: t.partitions() }))
+    }
+
+    fn create_internal(&mut self, name: &str, partitions: i32) -> Result<(), LogError> {
+        let dir = self.config.state.join("log");
+        let known = self.internal.entry(name.to_owned()).or_default();
+        for p in known.len() as i32..partitions {
+            known.push(Segments::open(&dir, name, p, 0)?);
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, topic: &str, partition: Partition, from: &StartFrom) -> Result<Offset, LogError> {
+        let Some(file) = self.user_topic(topic)? else { return Ok(Offset(0)) };
+        Ok(match from {
+            StartFrom::Earliest => Offset(0),
+            StartFrom::Latest => Offset(file.records(partition) as i64),
+            StartFrom::Timestamp(ms) => Offset(file.first_at(partition, *ms) as i64),
+            StartFrom::Offsets(list) => {
+                let listed = list.iter().find(|(p, _)| *p == partition.0);
+                Offset(listed.map_or(0, |(_, offset)| *offset))
+            }
+        })
+    }
+
+    fn end_of(&mut self, topic: &str, partition: Partition) -> Result<Offset, LogError> {
+        if let Some(partitions) = self.internal.get(topic) {
+            return Ok(Offset(partitions.get(partition.0 as usize).map_or(0, Segments::visible_end)));
+        }
+        Ok(Offset(self.user_topic(topic)?.map_or(0, |t| t.records(partition) as i64)))
+    }
+
+    /// A result file that is new is noted as empty before anything is written to it: from then on it is ours to cut.
+    fn open_output(&mut self, topic: &str) -> Result<TopicInfo, LogError> {
+        if !self.outputs.contains_key(topic) {
+            let output = match &self.config.out {
+                None => Output { file: None, length: 0, pending: Vec::new() },
+                Some(dir) => {
+                    let known = self.committed.outputs.get(topic).copied();
+                    let output = open_output(&dir.join(format!("{topic}.jsonl")), known)?;
+                    if known.is_none() {
+                        self.committed.outputs.insert(topic.to_owned(), 0);
+                        let path = self.config.state.join("epochs.jsonl");
+                        append_epoch(&mut self.epochs, &self.committed).map_err(io("write", &path))?;
+                    }
+                    output
+                }
+            };
+            self.outputs.insert(topic.to_owned(), output);
+        }
+        Ok(TopicInfo { id: None, partitions: 1 })
+    }
+
+    fn assign(&mut self, assignment: Assignment) -> Result<InputId, LogError> {
+        let Assignment { topic, partition, next, rank } = assignment;
+        let input = if self.internal.contains_key(&topic) {
+            Input::Internal { topic, partition, next: next.0 }
+        } else {
+            let file = self.user_topic(&topic)?.ok_or_else(|| LogError::User(format!("topic '{topic}' is missing")))?;
+            let reader = file.reader(partition, next.0 as usize)?;
+            Input::User { topic, reader }
+        };
+        self.inputs.push(Assigned { rank, input });
+        Ok(InputId(self.inputs.len() - 1))
+    }
+
+    fn poll(&mut self, wanted: &dyn Fn(InputId) -> bool, max: usize) -> Result<Option<Fetch<'_>>, LogError> {
+        let chosen = match self.choose(wanted) {
+            Some(chosen) => chosen,
+            None if self.config.follow => {
+                self.refresh()?;
+                match self.choose(wanted) {
+                    Some(chosen) => chosen,
+                    None => return Ok(None),
+                }
+            }
+            None => return Ok(None),
+        };
+        let (index, limit) = chosen;
+        let input = InputId(index);
+        match &mut self.inputs[index].input {
+            Input::User { topic, reader } => {
+                let (records, next) = reader.read(&self.topics[topic.as_str()], limit, max)?;
+                Ok(Some(Fetch { input, records, next: Offset(next as i64) }))
+            }
+            Input::Internal { topic, partition, next } => {
+                let segments = &mut self.internal.get_mut(topic).expect("it is assigned")[partition.0 as usize];
+                *next = segments.read(*next, max, &mut self.internal_buffer)?;
+                Ok(Some(Fetch { input, records: self.internal_buffer.records(), next: Offset(*next) }))
+            }
+        }
+    }
+
+    fn end(&mut self, input: InputId) -> Result<End, LogError> {
+        let as_of_ms = clock::now_ms();
+        match &self.inputs[input.0].input {
+            Input::User { topic, reader } => {
+                let name = topic.clone();
+                let (partition, next) = (reader.partition(), reader.next());
+                let ended = !self.config.follow;
+                let file = self.topics.get_mut(&name).expect("it is assigned");
+                file.refresh()?;
+                Ok(End {
+                    offset: Offset(file.records(partition) as i64),
+                    as_of_ms,
+                    ended,
+                    head_timestamp_ms: file.timestamp(partition, next),
+                })
+            }
+            Input::Internal { topic, partition, .. } => {
+                let offset = self.internal[topic][partition.0 as usize].visible_end();
+                Ok(End { offset: Offset(offset), as_of_ms, ended: false, head_timestamp_ms: None })
+            }
+        }
+    }
+
+    fn send(&mut self, outbox: &mut Outbox) -> Result<(), LogError> {
+        for record in outbox.records() {
+            let topic = outbox.topic(record.topic);
+            if let Some(partitions) = self.internal.get_mut(topic) {
+                partitions[record.partition.0 as usize].append(&record);
+            } else {
+                let output = self.outputs.get_mut(topic).expect("outputs are opened at start");
+                envelope::write(&mut output.pending, &record);
+            }
+        }
+        outbox.clear();
+        Ok(())
+    }
+
+    fn commit(&mut self) -> Result<(), LogError> {
+        for (topic, output) in &mut self.outputs {
+            if output.pending.is_empty() {
+                continue;
+            }
+            if let Some(file) = &mut output.file {
+                let path = PathBuf::from(format!("{topic}.jsonl"));
+                file.write_all(&output.pending).map_err(io("write results to", &path))?;
+                output.length += output.pending.len() as u64;
+                output.pending.clear();
+                self.committed.outputs.insert(topic.clone(), output.length);
+            }
+        }
+        for (topic, partitions) in &mut self.internal {
+            let ends = partitions.iter_mut().map(Segments::write_pending).collect::<Result<Vec<_>, _>>()?;
+            self.committed.internal.insert(topic.clone(), ends);
+        }
+        self.committed.number += 1;
+        let path = self.config.state.join("epochs.jsonl");
+        append_epoch(&mut self.epochs, &self.committed).map_err(io("write", &path))?;
+        if self.epochs.metadata().map_err(io("look at", &path))?.len() > EPOCHS_BYTES_MAX {
+            self.epochs = rewrite_epochs(&path, &self.committed)?;
+        }
+        self.internal.values_mut().flatten().for_each(Segments::publish);
+        self.print_results()
+    }
+
+    fn abort(&mut self) -> Result<(), LogError> {
+        self.outputs.values_mut().for_each(|o| o.pending.clear());
+        self.internal.values_mut().flatten().for_each(Segments::abort);
+        Ok(())
+    }
+
+    fn read_changelog(
+        &mut self,
+        topic: &str,
+        partition: Partition,
+        from: Offset,
+        visit: &mut dyn FnMut(Record<'_>) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Offset> {
+        const BATCH: usize = 1024;
+        let segments = &mut self.internal.get_mut(topic).expect("the changelog was created")[partition.0 as usize];
+        let mut next = from.0;
+        while next < segments.visible_end() {
+            next = segments.read(next, BATCH, &mut self.internal_buffer)?;
+            for record in self.internal_buffer.records() {
+                visit(record)?;
+            }
+        }
+        Ok(Offset(next))
+    }
+
+    fn trim(&mut self, topic: &str, partition: Partition, before: Offset) -> Result<(), LogError> {
+        match self.internal.get_mut(topic) {
+            Some(partitions) => partitions[partition.0 as usize].trim(before.0),
+            None => Ok(()),
+        }
+    }
+
+    fn wait(&mut self, timeout_ms: u64) {
+        clock::pause_ms(timeout_ms.min(FOLLOW_POLL_MS));
+    }
+
+    fn bounded(&self) -> bool {
+        !self.config.follow
+    }
+}
+
+impl FileLog {
+    /// Without a folder for results they go to standard output, once they are committed.
+    fn print_results(&mut self) -> Result<(), LogError> {
+        let mut stdout = std::io::stdout().lock();
+        for (topic, output) in self.outputs.iter_mut().filter(|(_, o)| o.file.is_none()) {
+            for line in output.pending.split(|b| *b == b'\n').filter(|line| !line.is_empty()) {
+                let written = write!(stdout, "{topic}\t")
+                    .and_then(|()| stdout.write_all(line))
+                    .and_then(|()| stdout.write_all(b"\n"));
+                written.map_err(io("write results to", Path::new("standard output")))?;
+            }
+            output.pending.clear();
+        }
+        Ok(())
+    }
+}
+
+fn lock(state: &Path) -> Result<File, LogError> {
+    let path = state.join("lock");
+    let file = File::create(&path).map_err(io("create", &path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => Err(LogError::User(format!(
+            "the state folder {} is in use by another process: stop it, or give another --state",
+            state.display()
+        ))),
+        Err(fs::TryLockError::Error(source)) => Err(LogError::Io { what: "lock", path, source }),
+    }
+}
+
+/// The last whole line of the commit record. A line that a crash cut short never counted.
+fn read_committed(path: &Path) -> Result<Committed, LogError> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Committed::default()),
+        Err(source) => return Err(LogError::Io { what: "open", path: path.to_owned(), source }),
+    };
+    let mut last = Committed::default();
+    let mut at = 0;
+    let mut lines = BufReader::new(file);
+    let mut line = Vec::new();
+    while lines.read_until(b'\n', &mut line).map_err(io("read", path))? > 0 {
+        if line.ends_with(b"\n") {
+            last = serde_json::from_slice(&line).map_err(|e| LogError::Damaged {
+                path: path.to_owned(),
+                at,
+                text: e.to_string(),
+            })?;
+        }
+        at += line.len() as u64;
+        line.clear();
+    }
+    Ok(last)
+}
+
+/// Replaces the commit record by its last line, atomically, and opens it for more.
+fn rewrite_epochs(path: &Path, committed: &Committed) -> Result<File, LogError> {
+    let next = path.with_extension("next");
+    let mut file = File::create(&next).map_err(io("create", &next))?;
+    if committed.number > 0 || !committed.outputs.is_empty() {
+        append_epoch(&mut file, committed).map_err(io("write", &next))?;
+    }
+    fs::rename(&next, path).map_err(io("rename", &next))?;
+    Ok(file)
+}
+
+fn append_epoch(file: &mut File, committed: &Committed) -> std::io::Result<()> {
+    let mut line = serde_json::to_vec(committed)?;
+    line.push(b'\n');
+    file.write_all(&line)
+}
+
+/// Opens a result file and cuts it back to what was committed. A file that no committed epoch knows is somebody's: it
+/// is never overwritten.
+fn open_output(path: &Path, committed: Option<u64>) -> Result<Output, LogError> {
+    let file = OpenOptions::new().create(true).append(true).open(path).map_err(io("open", path))?;
+    let found = file.metadata().map_err(io("look at", path))?.len();
+    let length = match committed {
+        Some(length) if length <= found => length,
+        Some(length) => {
+            return Err(LogError::Damaged {
+                path: path.to_owned(),
+                at: found,
+                text: format!("{length} bytes of results were committed and the file is shorter"),
+            });
+        }
+        None if found == 0 => 0,
+        None => {
+            return Err(LogError::User(format!(
+                "{} holds results of another run: remove it, give another --out, or the --state of that run",
+                path.display()
+            )));
+        }
+    };
+    file.set_len(length).map_err(io("cut back", path))?;
+    Ok(Output { file: Some(file), length, pending: Vec::new() })
+}

@@ -1,0 +1,5 @@
+//! Rows and keys against random columns and values.
+
+mod keys;
+mod rows;
+mod values;

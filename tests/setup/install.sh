@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Installs what a build needs and a fresh Debian with Rust lacks. Looks first, and does nothing where nothing is missing;
+# says what it installs and why.
+set -euo pipefail
+
+missing=()
+want() { # what must be there, the Debian package that brings it, why
+    if ! eval "$1" >/dev/null 2>&1; then
+        printf 'setup: %s is missing: %s\n' "$2" "$3"
+        missing+=("$2")
+    fi
+}
+
+libclang() {
+    ls /usr/lib/llvm-*/lib/libclang*.so* /usr/lib/*/libclang*.so* 2>/dev/null | grep -q .
+}
+
+want 'command -v clang' clang 'compiles RocksDB in half the time that g++ takes'
+want libclang libclang-dev "reads RocksDB's headers for its Rust bindings"
+want 'command -v git' git 'fetches the clone that you are in'
+want 'command -v make' make 'runs this'
+want 'command -v python3' python3 'runs the demo and the checks of the flights'
+want 'python3 -c "import ensurepip, venv"' python3-venv 'holds the flights and pandas, apart from your system'
+
+if [ ${#missing[@]} -gt 0 ]; then
+    if ! command -v apt-get >/dev/null; then
+        printf 'setup: this is not Debian: install %s by hand\n' "${missing[*]}" >&2
+        exit 1
+    fi
+    as_root=()
+    [ "$(id -u)" -eq 0 ] || as_root=(sudo)
+    # An image that was just made has no package lists; where they are there, an update would only cost time.
+    if [ -z "$(apt-cache policy "${missing[0]}" 2>/dev/null | grep 'Candidate: [^(]' || true)" ]; then
+        "${as_root[@]}" apt-get update -q
+    fi
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"
+fi
+
+if ! command -v cargo >/dev/null; then
+    printf 'setup: Rust is missing: install rustup (https://rustup.rs), then run this again\n' >&2
+    exit 1
+fi
+cargo --version >/dev/null || {
+    printf 'setup: the toolchain that rust-toolchain.toml names is missing: run rustup toolchain install\n' >&2
+    exit 1
+}
+printf 'setup: everything is there\n'

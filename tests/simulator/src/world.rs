@@ -1,0 +1,475 @@
+//! Processes, their platform, the operator, and everything that can happen to them.
+
+use std::mem;
+
+use millrace_core::control::{Change, Created, LaneId, Record};
+use millrace_core::ids::{Generation, TaskId, Timeline};
+use millrace_core::ownership::{Event, ExitReason};
+
+use crate::broker::{Broker, Topic, Tp};
+use crate::control_topic::ControlTopic;
+use crate::driver::{CHANGELOG, Env, Local, SimLane};
+use crate::model::{self, Answer, SOURCES, TASKS};
+use crate::mutant::Mutant;
+use crate::oracle::{self, Violation};
+use crate::rng::Rng;
+use crate::trace::Trace;
+
+/// Steps with faults; the shorter worlds end with most of the work still to do.
+const CHAOS: usize = 2500;
+/// Steps without new faults in which everything must come to an end: about fifty times what it takes.
+const CALM_MAX: usize = 60_000;
+/// Most of what is drawn cannot happen just now; this often something else is drawn.
+const TRIES: usize = 10;
+/// Steps after the end, in which whoever still believes to own something has the chance to show it.
+const SETTLE: usize = 300;
+
+/// What a run came to.
+pub struct Run {
+    pub violation: Option<Violation>,
+    /// Of everything that happened.
+    pub hash: u64,
+    /// Filled when the run was recorded.
+    pub lines: Vec<String>,
+}
+
+#[derive(Clone)]
+struct Assignment {
+    generation: Generation,
+    lanes: Vec<LaneId>,
+}
+
+struct Process {
+    worker: u32,
+    lanes: Vec<SimLane>,
+    alive: bool,
+    pace: Pace,
+}
+
+/// How a process gets on, compared to the others. Stalls and bursts find what evenly mixed steps never would: one that
+/// sleeps while the others go through a whole hand-over.
+struct Pace {
+    steps: u32,
+    appends: u32,
+    /// It hears of new assignments.
+    hears: bool,
+    /// In a thousand: a lane reads on in the control log although nothing waits for it.
+    follows: u32,
+}
+
+impl Pace {
+    const EVEN: Self = Self { steps: 30, appends: 30, hears: true, follows: 50 };
+
+    fn any(rng: &mut Rng) -> Self {
+        let mut one = |of: [u32; 4]| of[rng.below(4)];
+        let (steps, appends) = (one([0, 1, 10, 100]), one([0, 1, 10, 100]));
+        Self { steps, appends, hears: one([0, 0, 1, 1]) > 0, follows: one([0, 10, 50, 300]) }
+    }
+}
+
+/// What can happen, in the order of the weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Happening {
+    Step,
+    AppendLands,
+    AppendRepeated,
+    MarkerLands,
+    TimerFires,
+    AssignmentArrives,
+    NewAssignment,
+    LateRequestLands,
+    Crash,
+    Twin,
+    PaceChanges,
+    TransactionTimesOut,
+    GroupOffsetChanges,
+    Compact,
+    Clean,
+    Leave,
+}
+
+use Happening as H;
+
+const HAPPENINGS: [Happening; 16] = [
+    H::Step,
+    H::AppendLands,
+    H::AppendRepeated,
+    H::MarkerLands,
+    H::TimerFires,
+    H::AssignmentArrives,
+    H::NewAssignment,
+    H::LateRequestLands,
+    H::Crash,
+    H::Twin,
+    H::PaceChanges,
+    H::TransactionTimesOut,
+    H::GroupOffsetChanges,
+    H::Compact,
+    H::Clean,
+    H::Leave,
+];
+
+/// How the last quiet phase begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Plain,
+    /// All processes are down when the changelog topic is deleted and made again.
+    ChangelogRecreated,
+    /// All processes and their disks are gone when a changelog partition is cut off.
+    ChangelogTruncated(usize),
+}
+
+struct World {
+    env: Env,
+    processes: Vec<Process>,
+    workers: u32,
+    lanes: u32,
+    assignments: Vec<Assignment>,
+    weights: [u32; HAPPENINGS.len()],
+    lives: u64,
+}
+
+/// Runs one seed, with all checks.
+pub fn run(seed: u64, mutant: Option<Mutant>, record: bool) -> Run {
+    run_with(seed, mutant, record, true)
+}
+
+/// Runs one seed; without the audit only the answer is judged.
+pub fn run_with(seed: u64, mutant: Option<Mutant>, record: bool, audit: bool) -> Run {
+    let mut rng = Rng::new(seed);
+    let rows = 6 + rng.below(50);
+    let poison = if rng.per_mille(250) { 60 } else { 0 };
+    let sources = model::sources(&mut rng, rows, poison);
+    let answer = model::answer(&sources);
+    let mut world = World::new(rng, &sources, Trace::new(record), mutant);
+    world.env.broker.audit.on = audit;
+    let violation = world.live(&answer);
+    if let Some(violation) = &violation {
+        world.env.trace.line(format_args!("{violation}"));
+    }
+    let (hash, lines) = world.env.trace.finish();
+    Run { violation, hash, lines }
+}
+
+impl World {
+    fn new(mut rng: Rng, sources: &[Vec<model::Row>], trace: Trace, mutant: Option<Mutant>) -> Self {
+        let weights = weights(&mut rng);
+        let (workers, lanes) = (2 + rng.below(2) as u32, 1 + rng.below(2) as u32);
+        let mut control = ControlTopic::default();
+        let created = Created { topic_id: "1".into(), partitions: TASKS as i32 };
+        control.append((0, 0), 1, Change::Put(Record::Created { topic: CHANGELOG.into(), created }));
+        let work = [100, 300, 1000][rng.below(3)];
+        let mut chance = |max| if rng.per_mille(500) { rng.below(max) as u32 } else { 0 };
+        let (unknown, disk_full, close) = (chance(300), chance(100), 50 + chance(400));
+        let slow_fence = [0, 500, 900, 980][rng.below(4)];
+        let (broker, late) = (Broker::new(sources), Vec::new());
+        let env = Env { broker, control, rng, trace, mutant, unknown, disk_full, work, close, slow_fence, late };
+        let (processes, assignments) = (Vec::new(), Vec::new());
+        let mut world = Self { env, processes, workers, lanes, assignments, weights, lives: 0 };
+        world.assign();
+        (0..workers).for_each(|worker| world.start(worker, None));
+        world
+    }
+
+    fn live(&mut self, answer: &Answer) -> Option<Violation> {
+        for _ in 0..CHAOS {
+            self.happen();
+            if let Some(violation) = self.env.broker.violation() {
+                return Some(violation.clone());
+            }
+        }
+        let ending = match self.env.rng.below(12) {
+            0 => Ending::ChangelogRecreated,
+            1 => Ending::ChangelogTruncated(self.env.rng.below(TASKS)),
+            _ => Ending::Plain,
+        };
+        self.calm(ending);
+        self.come_to_an_end(ending, answer)
+    }
+
+    /// From here on nothing goes wrong any more, and what is there must find to the end by itself.
+    fn calm(&mut self, ending: Ending) {
+        self.env.trace.line(format_args!("calm: {ending:?}"));
+        for (weight, happening) in self.weights.iter_mut().zip(HAPPENINGS) {
+            *weight = match happening {
+                H::Step => 100,
+                H::AppendLands | H::MarkerLands => 30,
+                H::TimerFires | H::AssignmentArrives => 10,
+                _ => 0,
+            };
+        }
+        (self.env.unknown, self.env.disk_full, self.env.work, self.env.close) = (0, 0, 1000, 50);
+        self.processes.iter_mut().for_each(|process| process.pace = Pace::EVEN);
+        if ending != Ending::Plain {
+            (0..self.processes.len()).for_each(|at| self.crash(at));
+            while self.env.broker.deliver_marker(&mut self.env.rng) {}
+        }
+        match ending {
+            Ending::Plain => {}
+            Ending::ChangelogRecreated => self.env.broker.recreate_changelog(),
+            Ending::ChangelogTruncated(task) => self.env.broker.truncate_changelog(task),
+        }
+        if ending != Ending::Plain {
+            (0..self.workers).for_each(|worker| self.start(worker, None));
+        }
+        self.assign();
+    }
+
+    fn come_to_an_end(&mut self, ending: Ending, answer: &Answer) -> Option<Violation> {
+        let before: Vec<u64> = (0..TASKS).map(|task| self.env.broker.audit.last(task).epoch).collect();
+        let mut settling = None;
+        for step in 0..CALM_MAX {
+            self.happen();
+            if let Some(violation) = self.env.broker.violation() {
+                return Some(violation.clone());
+            }
+            if step % 20 == 0 {
+                self.keep_workers_up();
+                let ended = self.ended(ending);
+                settling = if ended { settling.or(Some(step)) } else { None };
+            }
+            if settling.is_some_and(|since| step >= since + SETTLE) {
+                return self.verdict(ending, &before, answer);
+            }
+        }
+        let epochs: Vec<_> = (0..TASKS).map(|task| self.env.broker.audit.last(task)).collect();
+        Some(Violation::Stuck { at: format!("{epochs:?}") })
+    }
+
+    /// The task's changelog cannot be continued. One that was empty lost nothing by being cut off.
+    fn damaged(&self, ending: Ending, task: usize) -> bool {
+        ending == Ending::ChangelogRecreated || self.env.broker.log_start(Tp(Topic::Changelog, task)) > 0
+    }
+
+    /// Every task has read all there is, or has been refused by whoever should run it.
+    fn ended(&self, ending: Ending) -> bool {
+        let broker = &self.env.broker;
+        let alive = || self.processes.iter().filter(|process| process.alive).flat_map(|process| &process.lanes);
+        let refused = |task: &usize| alive().any(|lane| lane.refused.contains(task));
+        let level = |task: &usize| {
+            let input = if *task < SOURCES { Tp(Topic::Source, *task) } else { Tp(Topic::Between, *task - SOURCES) };
+            broker.fetch(input, broker.audit.last(*task).next).is_none() && alive().any(|l| l.runs().any(|t| t == *task))
+        };
+        let done = |task: usize| if self.damaged(ending, task) { refused(&task) } else { level(&task) };
+        broker.quiet() && alive().all(SimLane::idle) && (0..TASKS).all(done)
+    }
+
+    fn verdict(&self, ending: Ending, before: &[u64], answer: &Answer) -> Option<Violation> {
+        let broker = &self.env.broker;
+        let damaged = |task: &usize| self.damaged(ending, *task);
+        let not_refused = (0..TASKS).filter(damaged).find(|task| broker.audit.last(*task).epoch != before[*task]);
+        if let Some(task) = not_refused.filter(|_| broker.audit.on) {
+            return Some(Violation::NotRefused { task });
+        }
+        let complete = !(0..TASKS).any(|task| damaged(&task));
+        oracle::judge(broker, answer, complete).or_else(|| if complete { self.wrong_local_state() } else { None })
+    }
+
+    /// I1: every local state is what the changelog says for its epoch.
+    fn wrong_local_state(&self) -> Option<Violation> {
+        let alive = self.processes.iter().filter(|process| process.alive).flat_map(|process| &process.lanes);
+        let mut locals = alive.flat_map(|lane| lane.disk.iter().enumerate());
+        let wrong = |(task, local): &(usize, &Local)| {
+            oracle::replay(&self.env.broker, *task, local.epoch).as_ref() != Some(&local.state)
+        };
+        locals.find(wrong).map(|(task, local)| Violation::LocalState { task, epoch: local.epoch })
+    }
+
+    fn happen(&mut self) {
+        let before = self.env.trace.lines();
+        for _ in 0..TRIES {
+            self.try_one();
+            if self.env.trace.lines() != before {
+                break;
+            }
+        }
+        self.env.trace.next_step();
+    }
+
+    fn try_one(&mut self) {
+        let happening = HAPPENINGS[self.env.rng.weighted(&self.weights)];
+        let process = self.pick(|process| process.alive);
+        match (happening, process) {
+            (H::Step, _) => self.step(),
+            (H::AppendLands, _) => self.land_append(false),
+            (H::AppendRepeated, _) => self.land_append(true),
+            (H::MarkerLands, _) => drop(self.env.broker.deliver_marker(&mut self.env.rng)),
+            (H::TimerFires, Some(at)) => self.fire_timer(at),
+            (H::AssignmentArrives, Some(at)) => self.tell_assignment(at),
+            (H::NewAssignment, _) => self.assign(),
+            (H::LateRequestLands, _) => self.land_late_request(),
+            (H::Crash, Some(at)) => {
+                self.crash(at);
+                self.replace(at);
+            }
+            // The platform believes that the process is dead, and it is not.
+            (H::Twin, Some(at)) => self.replace(at),
+            (H::PaceChanges, Some(at)) => self.processes[at].pace = Pace::any(&mut self.env.rng),
+            (H::TransactionTimesOut, Some(at)) => {
+                let id = self.processes[at].lanes[0].core.id();
+                let aborted = self.env.broker.abort_open(id);
+                self.env.trace.line(format_args!("transaction of {id} times out: {aborted}"));
+            }
+            (H::GroupOffsetChanges, _) => {
+                let (task, to) = (self.env.rng.below(TASKS), self.env.rng.below(20));
+                self.env.broker.reset_offset(task, to);
+            }
+            (H::Compact, Some(at)) => self.processes[at].lanes.iter_mut().for_each(|lane| lane.tell(Event::Compact)),
+            (H::Clean, _) => self.env.control.clean(&mut self.env.rng),
+            (H::Leave, Some(at)) => self.processes[at].lanes.iter_mut().for_each(|lane| lane.tell(Event::Leave)),
+            _ => {}
+        }
+    }
+
+    fn pick(&mut self, which: impl Fn(&Process) -> bool) -> Option<usize> {
+        let found: Vec<usize> = (0..self.processes.len()).filter(|at| which(&self.processes[*at])).collect();
+        if found.is_empty() { None } else { Some(found[self.env.rng.below(found.len())]) }
+    }
+
+    fn pick_paced(&mut self, pace: impl Fn(&Process) -> u32) -> Option<usize> {
+        let paces: Vec<u32> = self.processes.iter().map(pace).collect();
+        if paces.iter().all(|pace| *pace == 0) { None } else { Some(self.env.rng.weighted(&paces)) }
+    }
+
+    fn step(&mut self) {
+        let alive = |process: &Process| if process.alive { process.pace.steps } else { 0 };
+        let Some(at) = self.pick_paced(alive) else { return };
+        let process = &mut self.processes[at];
+        let lane = self.env.rng.below(process.lanes.len());
+        process.lanes[lane].step(&mut self.env, process.pace.follows);
+        // A process that sees a newer incarnation of one of its lanes ends whole.
+        let replaced = process.lanes[lane].exited == Some(ExitReason::NewerIncarnation);
+        if replaced || process.lanes.iter().all(|lane| lane.exited.is_some()) {
+            self.crash(at);
+        }
+    }
+
+    fn crash(&mut self, at: usize) {
+        let (process, env) = (&mut self.processes[at], &mut self.env);
+        if !mem::replace(&mut process.alive, false) {
+            return;
+        }
+        env.trace.line(format_args!("process {at:x} ends"));
+        for lane in &mut process.lanes {
+            lane.crash(env);
+            if env.rng.per_mille(500) {
+                lane.outbox.clear();
+            }
+        }
+    }
+
+    /// Starts a process in the place of another, on its volume or on an empty one.
+    fn replace(&mut self, at: usize) {
+        let keeps_volume = !self.processes[at].alive && self.env.rng.per_mille(700);
+        self.start(self.processes[at].worker, keeps_volume.then_some(at));
+    }
+
+    fn start(&mut self, worker: u32, volume_of: Option<usize>) {
+        let at = self.processes.len();
+        let lane = |index: u32| {
+            let id = LaneId { timeline: Timeline(1), worker, lane: index };
+            let empty = || vec![Local::default(); TASKS];
+            let disk = volume_of.map_or_else(empty, |old| self.processes[old].lanes[index as usize].disk.clone());
+            SimLane::new(id, self.lives, (at + 1, index as usize), disk, self.env.mutant)
+        };
+        let lanes = (0..self.lanes).map(lane).collect();
+        self.lives += 1;
+        self.env.trace.line(format_args!("process {at:x} is worker {worker}, volume of {volume_of:x?}"));
+        self.processes.push(Process { worker, lanes, alive: true, pace: Pace::EVEN });
+        self.tell_assignment(at);
+    }
+
+    fn keep_workers_up(&mut self) {
+        for worker in 0..self.workers {
+            if !self.processes.iter().any(|process| process.alive && process.worker == worker) {
+                self.start(worker, None);
+            }
+        }
+    }
+
+    /// The operator moves a task or two.
+    fn assign(&mut self) {
+        let generation = Generation(self.assignments.len() as u64 + 1);
+        let mut lanes = self.assignments.last().map_or_else(Vec::new, |last| last.lanes.clone());
+        while lanes.len() < TASKS {
+            lanes.push(self.any_lane());
+        }
+        for _ in 0..1 + self.env.rng.below(2) {
+            let task = self.env.rng.below(TASKS);
+            lanes[task] = self.any_lane();
+        }
+        self.env.trace.line(format_args!("assignment {generation}: {lanes:?}"));
+        self.assignments.push(Assignment { generation, lanes });
+    }
+
+    fn any_lane(&mut self) -> LaneId {
+        let (worker, lane) = (self.env.rng.below(self.workers as usize), self.env.rng.below(self.lanes as usize));
+        LaneId { timeline: Timeline(1), worker: worker as u32, lane: lane as u32 }
+    }
+
+    /// A process hears of the assignment: of the newest one, or now and then of one that is out of date.
+    fn tell_assignment(&mut self, at: usize) {
+        let Some(newest) = self.assignments.len().checked_sub(1).filter(|_| self.processes[at].pace.hears) else { return };
+        let stale = self.weights[H::NewAssignment as usize] > 0 && self.env.rng.per_mille(200);
+        let which = if stale { newest.saturating_sub(1) } else { newest };
+        let assignment = self.assignments[which].clone();
+        for lane in &mut self.processes[at].lanes {
+            let id = lane.core.id();
+            let mine = (0..TASKS).filter(|task| assignment.lanes[*task] == id);
+            let tasks: Vec<TaskId> = mine.map(model::task).collect();
+            lane.tell(Event::Assigned { generation: assignment.generation, tasks });
+        }
+    }
+
+    fn land_append(&mut self, repeat: bool) {
+        let waiting = |lane: &SimLane| !lane.outbox.is_empty();
+        let pace = |process: &Process| if process.lanes.iter().any(waiting) { process.pace.appends } else { 0 };
+        let Some(at) = self.pick_paced(pace) else { return };
+        let lanes = self.processes[at].lanes.iter_mut().enumerate();
+        let mut lanes: Vec<_> = lanes.filter(|(_, lane)| waiting(lane)).collect();
+        let pick = self.env.rng.below(lanes.len());
+        let (index, lane) = &mut lanes[pick];
+        let Some((sequence, change)) = lane.outbox.pop_front() else { return };
+        let writer = (at + 1, *index);
+        let landed = self.env.control.append(writer, sequence, change.clone());
+        if repeat {
+            assert_eq!(self.env.control.append(writer, sequence, change.clone()), None, "a producer is idempotent");
+        }
+        if let Some(position) = landed {
+            self.env.trace.line(format_args!("{position} = {:?} {}", matches!(change, Change::Put(_)), change.key()));
+            lane.acks.push_back((change, position));
+        }
+    }
+
+    fn land_late_request(&mut self) {
+        if self.env.late.is_empty() {
+            return;
+        }
+        let one = self.env.rng.below(self.env.late.len());
+        let (id, epoch, txn) = self.env.late.swap_remove(one);
+        let landed = self.env.broker.end(id, epoch, txn, true);
+        self.env.trace.line(format_args!("late commit of {id}: {landed:?}"));
+    }
+
+    fn fire_timer(&mut self, at: usize) {
+        for lane in &mut self.processes[at].lanes {
+            if let Some(event) = lane.timers.pop() {
+                self.env.trace.line(format_args!("{} {event:?}", lane.core.id()));
+                lane.tell(event);
+            }
+        }
+    }
+}
+
+/// Each seed draws its own likelihoods: of the faults about half are absent.
+fn weights(rng: &mut Rng) -> [u32; HAPPENINGS.len()] {
+    let mut often = |from: usize, to: usize| (from + rng.below(to - from)) as u32;
+    let (steps, append, marker, timer, arrives) =
+        (600, often(20, 200), often(1, 150), often(1, 40), often(2, 60));
+    let (pace, assign) = (1 + rng.below(20) as u32, 1 + rng.below(25) as u32);
+    let mut rare = |max: usize| if rng.per_mille(400) { 1 + rng.below(max) as u32 } else { 0 };
+    [
+        steps, append, rare(20), marker, timer, arrives, assign, rare(20), rare(4), rare(4), pace, rare(6), rare(10),
+        rare(60), rare(20), rare(2),
+    ]
+}
