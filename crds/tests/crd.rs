@@ -1,4 +1,5 @@
 //! What must hold for the CustomResourceDefinition as a document.
+#![expect(clippy::disallowed_methods, reason = "golden files are read and, on demand, written")]
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -77,7 +77,11 @@ pub fn main() -> ExitCode {
         }
     };
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if cli.log_json { logs.json().init() } else { logs.with_target(false).init() }
+    if cli.log_json {
+        logs.json().init()
+    } else {
+        logs.with_target(false).init()
+    }
     let outcome = match cli.command {
         Command::Run(args) => run::run(args),
         Command::Validate(args) => validate::run(&args),
@@ -117,8 +121,7 @@ fn pipeline(file: &Path) -> Result<Pipeline, Failure> {
 
 /// Compiles a pipeline; warnings go to the log.
 fn compile(file: &Path, pipeline: &Pipeline) -> Result<millrace_core::plan::Plan, Failure> {
-    let compiled =
-        millrace_plan::compile(pipeline).map_err(|mistakes| Failure::Mistakes(file.to_owned(), mistakes))?;
+    let compiled = millrace_plan::compile(pipeline).map_err(|mistakes| Failure::Mistakes(file.to_owned(), mistakes))?;
     compiled.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     Ok(compiled.plan)
 }

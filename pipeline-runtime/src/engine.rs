@@ -56,11 +56,22 @@ pub struct EngineConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     #[error(transparent)]
-    Build(#[from] BuildError),
+    Build(Box<BuildError>),
     #[error(transparent)]
     Log(#[from] LogError),
     #[error("task {task}")]
-    Task { task: TaskId, source: TaskError },
+    Task { task: TaskId, source: Box<TaskError> },
+}
+
+impl From<BuildError> for EngineError {
+    fn from(error: BuildError) -> Self {
+        Self::Build(Box::new(error))
+    }
+}
+
+/// Says which task it was.
+fn of(task: &TaskId) -> impl Fn(TaskError) -> EngineError + '_ {
+    |error| EngineError::Task { task: task.clone(), source: Box::new(error) }
 }
 
 /// How a run ended.
@@ -134,7 +145,7 @@ impl<L: Log> Engine<L> {
                 let mut task = builder.task(stage, partition, &mut engine.log, &mut engine.outbox)?;
                 engine.assign(plan, &mut task)?;
                 let resumed = task.resume(now, &mut engine.outbox);
-                resumed.map_err(|source| EngineError::Task { task: task.id.clone(), source })?;
+                resumed.map_err(of(&task.id))?;
                 engine.tasks.push(task);
             }
         }
@@ -207,7 +218,7 @@ impl<L: Log> Engine<L> {
             let task = &mut tasks[route.task];
             let was_level = task.level();
             let processed = task.process(route.input, &fetch, now, &mut self.outbox);
-            processed.map_err(|source| EngineError::Task { task: task.id.clone(), source })?;
+            processed.map_err(of(&task.id))?;
             // Streams are let in now. They shall know whether their tables have ended: rows that wait for a table would
             // be overtaken by late ones, so the order of the results would depend on when the end is looked up.
             look |= !was_level && task.level();
@@ -242,7 +253,7 @@ impl<L: Log> Engine<L> {
         let now = now();
         for (task, ends) in self.tasks.iter_mut().zip(&ends) {
             let ticked = task.tick(ends, now, &mut self.outbox);
-            ticked.map_err(|source| EngineError::Task { task: task.id.clone(), source })?;
+            ticked.map_err(of(&task.id))?;
         }
         self.last_tick_ms = now.steady_ms;
         Ok(())
@@ -261,13 +272,13 @@ impl<L: Log> Engine<L> {
         }
         for task in self.tasks.iter_mut().filter(|t| t.due(now.steady_ms)) {
             let prepared = task.prepare(Generation(1), now, &mut self.outbox);
-            prepared.map_err(|source| EngineError::Task { task: task.id.clone(), source })?;
+            prepared.map_err(of(&task.id))?;
         }
         self.log.send(&mut self.outbox)?;
         self.log.commit()?;
         for task in self.tasks.iter_mut().filter(|t| t.prepared.is_some()) {
             let next = self.log.end_of(&task.changelog, task.id.partition)?;
-            task.apply(next).map_err(|source| EngineError::Task { task: task.id.clone(), source })?;
+            task.apply(next).map_err(of(&task.id))?;
             for input in task.inputs.iter().filter(|i| matches!(i.reader, task::Reader::Exchange(_))) {
                 self.log.trim(&input.topic, task.id.partition, input.next)?;
             }
@@ -313,7 +324,7 @@ impl<L: Log> Engine<L> {
 }
 
 fn flush(task: &Task) -> Result<(), EngineError> {
-    task.state.flush().map_err(|source| EngineError::Task { task: task.id.clone(), source: TaskError::State(source) })
+    task.state.flush().map_err(|error| of(&task.id)(TaskError::State(error)))
 }
 
 fn now() -> Now {

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use anyhow::Context;
+use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::Router;
 use tokio::sync::oneshot;
 
 use crate::metrics::Metrics;
@@ -55,7 +55,8 @@ pub fn serve(address: SocketAddr, metrics: Arc<Metrics>, ready: Arc<AtomicBool>)
             }
         });
     };
-    let thread = std::thread::Builder::new().name("http".to_owned()).spawn(serve).context("start the server's thread")?;
+    let thread =
+        std::thread::Builder::new().name("http".to_owned()).spawn(serve).context("start the server's thread")?;
     Ok(Server { address, stop: Some(stop), thread: Some(thread) })
 }
 

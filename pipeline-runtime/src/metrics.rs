@@ -38,7 +38,12 @@ impl Metrics {
         let step = &["stage", "partition", "step"];
         let source = &["source", "partition"];
         Ok(Self {
-            rows_in: counter(&registry, "millrace_rows_in_total", "Rows that a step (or the reading of a source) took", step)?,
+            rows_in: counter(
+                &registry,
+                "millrace_rows_in_total",
+                "Rows that a step (or the reading of a source) took",
+                step,
+            )?,
             rows_out: counter(&registry, "millrace_rows_out_total", "Rows that it passed on", step)?,
             dropped: counter(
                 &registry,
@@ -54,7 +59,12 @@ impl Metrics {
             )?,
             epochs: counter(&registry, "millrace_epochs_total", "Committed epochs", &["stage", "partition"])?,
             waiting: gauge(&registry, "millrace_rows_waiting", "Rows that wait inside of a step", step)?,
-            lag_records: gauge(&registry, "millrace_source_lag_records", "Records that are there and not read", source)?,
+            lag_records: gauge(
+                &registry,
+                "millrace_source_lag_records",
+                "Records that are there and not read",
+                source,
+            )?,
             lag_seconds: float_gauge(
                 &registry,
                 "millrace_source_lag_seconds",

@@ -79,8 +79,7 @@ impl GiveUp<'_> {
         let mut json = Vec::new();
         self.encoder.bind(batch).encode(row, &mut json);
         let Self { step, .. } = *self;
-        let origin =
-            Origin { topic, partition: meta.partition, offset: meta.offset, timestamp_ms: meta.timestamp_ms };
+        let origin = Origin { topic, partition: meta.partition, offset: meta.offset, timestamp_ms: meta.timestamp_ms };
         let event_time_ms = (meta.event_time != i64::MIN).then_some(meta.event_time.div_euclid(1000));
         dead_letters.row(cx.outbox, origin, GivenUp { step, row: &json, event_time_ms }, code, text);
         totals.drop_rows(reason, 1);

@@ -53,7 +53,6 @@ use self::keys::{META, Slot, row_key};
 use self::overlay::Overlay;
 use self::registry::{MARKER_KEY, Registry};
 use self::ttl::TtlTable;
-use self::waiting::FIRST_POSITION;
 use crate::row::RowCodecError;
 
 /// Format of keys and values. Stands before the marker; a state of another format is refused.
@@ -111,8 +110,6 @@ struct TableState {
     ttl_ms: Option<i64>,
     /// The latest time that the TTL was looked at with.
     now_ms: i64,
-    /// No waiting row is before this position.
-    waiting_from: (i64, u64),
 }
 
 #[derive(Debug, Default)]
@@ -163,7 +160,6 @@ impl TaskState {
             layout: assigned.layout,
             ttl_ms: ttl_ms.filter(|_| assigned.slot.kind() == StateKind::Latest),
             now_ms: i64::MIN,
-            waiting_from: FIRST_POSITION,
         };
         let tables = registry.assigned().iter().zip(ttl_ms).map(table).collect();
         let mut state = Self {
@@ -246,7 +242,6 @@ impl TaskState {
         self.overlay.clear();
         self.registry.roll_back();
         self.follow_registry();
-        self.tables.iter_mut().for_each(|table| table.waiting_from = FIRST_POSITION);
     }
 
     /// A restore: takes in one record of the changelog, as it was in [`Self::changes`]. `apply` ends the epoch.
@@ -259,10 +254,7 @@ impl TaskState {
             self.follow_registry();
         } else {
             let slot = Slot::of(key);
-            let slot = slot.ok_or_else(|| StateError::Record(format!("'{}' is no state key", key.escape_ascii())))?;
-            if slot.kind() == StateKind::Waiting {
-                self.tables.iter_mut().for_each(|table| table.waiting_from = FIRST_POSITION);
-            }
+            slot.ok_or_else(|| StateError::Record(format!("'{}' is no state key", key.escape_ascii())))?;
         }
         self.cache.remove(row_key(key));
         self.overlay.put(key, value);
@@ -328,7 +320,6 @@ impl TaskState {
         for (table, assigned) in self.tables.iter_mut().zip(self.registry.assigned()) {
             table.slot = assigned.slot;
             table.layout = assigned.layout;
-            table.waiting_from = FIRST_POSITION;
             if table.slot.kind() == StateKind::Latest {
                 self.ttl.set_ttl(table.slot, table.ttl_ms);
             }
@@ -378,6 +369,8 @@ fn remember(
     place
 }
 
+type Record = (Vec<u8>, Vec<u8>);
+
 fn read_marker(db: &Database) -> Result<Option<(Vec<u8>, i64)>, StateError> {
     let Some(value) = db.get(&MARKER_KEY)? else { return Ok(None) };
     let short = || StateError::Corrupt("the epoch marker is cut short".into());
@@ -389,7 +382,8 @@ fn read_marker(db: &Database) -> Result<Option<(Vec<u8>, i64)>, StateError> {
     Ok(Some((marker.to_vec(), i64::from_le_bytes(*next))))
 }
 
-fn read_records(db: &Database) -> Result<Vec<(Vec<u8>, Vec<u8>)>, StateError> {
+/// The meta records, without the marker.
+fn read_records(db: &Database) -> Result<Vec<Record>, StateError> {
     let mut records = Vec::new();
     let mut rows = db.scan(&META, &META);
     while let Some((key, value)) = rows.current()? {

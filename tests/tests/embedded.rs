@@ -138,7 +138,8 @@ fn a_run_with_state_goes_on_where_it_ended() {
     assert_eq!(read_topic(&dir.path().join("out"), "all").expect("results").len(), 3);
     assert_eq!(millrace(dir.path(), &args), (Some(0), String::new()));
     assert_eq!(read_topic(&dir.path().join("out"), "all").expect("results").len(), 3);
-    let more = fs::read_to_string(dir.path().join("topics/orders.jsonl")).expect("a file") + "{\"value\":{\"id\":2,\"time\":6}}";
+    let more = fs::read_to_string(dir.path().join("topics/orders.jsonl")).expect("a file")
+        + "{\"value\":{\"id\":2,\"time\":6}}";
     fs::write(dir.path().join("topics/orders.jsonl"), more).expect("a file");
     assert_eq!(millrace(dir.path(), &args), (Some(0), String::new()));
     assert_eq!(ids(&read_topic(&dir.path().join("out"), "all").expect("results")), [1, 1, 1, 2]);

@@ -62,10 +62,18 @@ fn worlds() -> impl Strategy<Value = World> {
         (0..20_i64, 5..200_i64, late),
         (lives, 1..20_usize, 1..40_usize),
     )
-        .prop_map(|(changes, orders, (partitions, keys, left), (out_of_order, retention, late), (lives, batch_records, waiting_rows_max))| {
-            let ride = Ride { lives, batch_records, waiting_rows_max };
-            World { changes, orders, partitions, keys, left, out_of_order, retention, late, ride }
-        })
+        .prop_map(
+            |(
+                changes,
+                orders,
+                (partitions, keys, left),
+                (out_of_order, retention, late),
+                (lives, batch_records, waiting_rows_max),
+            )| {
+                let ride = Ride { lives, batch_records, waiting_rows_max };
+                World { changes, orders, partitions, keys, left, out_of_order, retention, late, ride }
+            },
+        )
 }
 
 fn key_partition(world: &World, customer: i64) -> i32 {
@@ -238,8 +246,8 @@ proptest! {
     #[test]
     fn a_latest_join_sees_the_whole_table_that_was_there_at_the_start(world in worlds()) {
         let latest = |o: &Order| {
-            let of_customer = world.changes.iter().filter(|c| Some(c.customer) == o.customer);
-            of_customer.last().and_then(|c| c.name.clone())
+            let mut of_customer = world.changes.iter().filter(|c| Some(c.customer) == o.customer);
+            of_customer.next_back().and_then(|c| c.name.clone())
         };
         let rows = world.orders.iter().enumerate().map(|(id, o)| (id, latest(o)));
         let expected: Vec<Value> = rows

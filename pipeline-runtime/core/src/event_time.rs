@@ -174,13 +174,7 @@ mod tests {
     use super::*;
 
     fn spec(future: FuturePolicy) -> EventTime {
-        EventTime {
-            column: None,
-            max_out_of_orderness_ms: 5,
-            idle_timeout_ms: None,
-            future,
-            max_future_skew_ms: 1000,
-        }
+        EventTime { column: None, max_out_of_orderness_ms: 5, idle_timeout_ms: None, future, max_future_skew_ms: 1000 }
     }
 
     #[test]
@@ -196,9 +190,11 @@ mod tests {
     #[test]
     fn case_84_an_event_from_the_future_does_not_make_everything_behind_it_late() {
         let two_hours = 7_200_000_000;
-        for (policy, watermark) in
-            [(FuturePolicy::Accept, two_hours - 5_000), (FuturePolicy::Clamp, 995_000), (FuturePolicy::DeadLetter, -5_000)]
-        {
+        for (policy, watermark) in [
+            (FuturePolicy::Accept, two_hours - 5_000),
+            (FuturePolicy::Clamp, 995_000),
+            (FuturePolicy::DeadLetter, -5_000),
+        ] {
             let mut clock = SourceClock::default();
             clock.observe(&spec(policy), 0, Some(0));
             let seen = clock.observe(&spec(policy), two_hours, Some(0));

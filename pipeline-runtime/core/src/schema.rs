@@ -24,7 +24,10 @@ pub enum DataType {
     Bigint,
     Double,
     /// `precision` 1 to 38 digits in all, `scale` of them (0 to precision) behind the point.
-    Decimal { precision: u8, scale: u8 },
+    Decimal {
+        precision: u8,
+        scale: u8,
+    },
     String,
     Bytes,
     Date,

@@ -192,10 +192,7 @@ pub fn typed(expr: &Expr, input: &[Column]) -> Result<Typed, SqlError> {
 /// Whether a canonical expression is the same for every row, and then its value as a condition.
 pub fn constant_condition(typed: &Typed) -> Option<bool> {
     match &typed.simplified {
-        LogicalExpr::Literal(value, _) => match value {
-            datafusion_common::ScalarValue::Boolean(value) => Some(value.unwrap_or(false)),
-            _ => None,
-        },
+        LogicalExpr::Literal(datafusion_common::ScalarValue::Boolean(value), _) => Some(value.unwrap_or(false)),
         _ => None,
     }
 }

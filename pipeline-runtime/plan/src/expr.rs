@@ -124,12 +124,13 @@ fn replace(expr: &mut Expr, f: &mut dyn FnMut(&Expr) -> Option<Expr>) {
     }
 }
 
-/// `a AND b AND c` as its terms.
+/// `a AND b AND c` as its terms, each as it would stand alone.
 pub fn conjuncts(expr: Expr) -> Vec<Expr> {
-    match expr {
-        Expr::BinaryOp { op: BinaryOperator::And, .. } => chain(expr, &BinaryOperator::And),
-        other => vec![other],
-    }
+    let bare = |term: Expr| match term {
+        Expr::Nested(inner) => *inner,
+        other => other,
+    };
+    chain(expr, &BinaryOperator::And).into_iter().map(bare).collect()
 }
 
 /// The terms, put together again.
@@ -239,16 +240,16 @@ impl Scope<'_> {
     pub fn find<'i>(&self, idents: &'i [Ident]) -> Result<(&Named, &'i [Ident]), SqlError> {
         let first = idents.first().expect("an identifier has a part");
         let at = first.span.start;
-        if let [_, second, fields @ ..] = idents {
-            if let Some(index) = lookup(self.relations.iter().map(|(name, _)| *name), first)? {
-                let (name, columns) = self.relations[index];
-                let names = columns.iter().map(|c| c.name.as_str());
-                let column = lookup(names.clone(), second)?.ok_or_else(|| {
-                    let message = format!("'{name}' has no column '{}'", second.value);
-                    SqlError::new(message, did_you_mean(&second.value, names)).or_at(at)
-                })?;
-                return Ok((&columns[column], fields));
-            }
+        if let [_, second, fields @ ..] = idents
+            && let Some(index) = lookup(self.relations.iter().map(|(name, _)| *name), first)?
+        {
+            let (name, columns) = self.relations[index];
+            let names = columns.iter().map(|c| c.name.as_str());
+            let column = lookup(names.clone(), second)?.ok_or_else(|| {
+                let message = format!("'{name}' has no column '{}'", second.value);
+                SqlError::new(message, did_you_mean(&second.value, names)).or_at(at)
+            })?;
+            return Ok((&columns[column], fields));
         }
         let mut hits = Vec::new();
         for (name, columns) in &self.relations {

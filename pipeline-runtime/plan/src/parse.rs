@@ -56,6 +56,7 @@ impl SqlError {
 }
 
 /// Does the work on a thread of its own with a stack that every text within the bounds leaves intact, and waits for it.
+#[expect(clippy::disallowed_methods, reason = "the thread is joined here; all that it changes is the stack")]
 pub fn with_stack<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let builder = std::thread::Builder::new().name("plan".to_owned()).stack_size(STACK_BYTES);

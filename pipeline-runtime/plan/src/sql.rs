@@ -123,13 +123,18 @@ impl Insertion<'_> {
         {
             self.problems.push(error);
         }
-        let mut columns = Vec::new();
+        let mut columns = Some(Vec::new());
         for item in &select.projection {
             match flow.select(item.clone(), &relations.scope()) {
-                Ok(named) => columns.extend(named),
-                Err(error) => self.problems.push(error),
+                Ok(named) => columns.iter_mut().for_each(|columns| columns.extend(named.iter().cloned())),
+                Err(error) => {
+                    self.problems.push(error);
+                    columns = None;
+                }
             }
         }
+        // Without a column that has a mistake, the sink would seem to lack it.
+        let Some(columns) = columns else { return Ok(()) };
         check_unique(&columns).map_err(|e| e.or_at(select.span().start))?;
         flow.columns = columns;
         if self.logical.outputs.iter().any(|(output, _)| *output == sink) {

@@ -218,10 +218,7 @@ impl<'a> Lowering<'a, '_> {
         for (i, text) in select.iter().enumerate() {
             match parse::select_item(text).and_then(|item| flow.select(item, scope)) {
                 Ok(named) => {
-                    columns = columns.map(|mut columns| {
-                        columns.extend(named);
-                        columns
-                    })
+                    columns.iter_mut().for_each(|columns: &mut Vec<Named>| columns.extend(named.iter().cloned()))
                 }
                 Err(error) => {
                     self.mistakes.add_expression(format!("{path}.select[{i}]"), text, &error);

@@ -88,9 +88,8 @@ pub fn local(
     let stored = stored_plan(&files.state)?;
     let metrics = Arc::new(Metrics::new().context("register metrics")?);
     let ready = Arc::new(AtomicBool::new(false));
-    let server = metrics_address
-        .map(|address| http::serve(address, Arc::clone(&metrics), Arc::clone(&ready)))
-        .transpose()?;
+    let server =
+        metrics_address.map(|address| http::serve(address, Arc::clone(&metrics), Arc::clone(&ready))).transpose()?;
     if let Some(server) = &server {
         tracing::info!(address = %server.address, "serving /metrics, /healthz and /readyz");
     }
@@ -156,7 +155,7 @@ fn store_plan(state: &Path, plan: &Plan) -> anyhow::Result<()> {
     let path = plan_file(state);
     let next = path.with_extension("next");
     let text = serde_json::to_vec_pretty(plan).context("write the plan")?;
-    std::fs::write(&next, text).and_then(|()| std::fs::rename(&next, &path)).with_context(|| {
-        format!("write {}", path.display())
-    })
+    std::fs::write(&next, text)
+        .and_then(|()| std::fs::rename(&next, &path))
+        .with_context(|| format!("write {}", path.display()))
 }

@@ -187,7 +187,7 @@ impl Builder<'_> {
                 let reader = SourceReader::new(Arc::new(source.clone()), partition, partitions, needs_versions);
                 let next = log.start(&source.topic, partition, &source.start_from)?;
                 let level_at = if table { Some(log.end_of(&source.topic, partition)?) } else { None };
-                (source.topic.clone(), topic_id, partitions, Reader::Source(reader), next, level_at, 1)
+                (source.topic.clone(), topic_id, partitions, Reader::Source(Box::new(reader)), next, level_at, 1)
             }
             InputFrom::Exchange(name) => {
                 let reader = ExchangeReader::new(&self.exchange_columns(name));
@@ -268,7 +268,12 @@ impl Builder<'_> {
                     let bound = self.join(stage, spec, (&join.join, join.missing), &left, layouts)?;
                     let waiting = layouts.iter().position(|l| l.operator == spec.name && l.kind == StateKind::Waiting);
                     let policy = (join.emit, join.late, join.retention_ms);
-                    Kind::TemporalJoin(Box::new(TemporalJoin::new(bound, policy, (waiting, self.waiting_rows_max), &left)))
+                    Kind::TemporalJoin(Box::new(TemporalJoin::new(
+                        bound,
+                        policy,
+                        (waiting, self.waiting_rows_max),
+                        &left,
+                    )))
                 }
             };
             Ok(Operator { name: spec.name.clone(), input: spec.input, kind, totals: Totals::default() })

@@ -80,13 +80,7 @@ impl TableWriter {
     }
 
     /// Versions that ended before `horizon` may go.
-    pub fn apply(
-        &self,
-        changes: &Changes,
-        state: &mut TaskState,
-        horizon: i64,
-        now_ms: i64,
-    ) -> Result<(), ApplyError> {
+    pub fn apply(&self, changes: &Changes, state: &mut TaskState, horizon: i64, now_ms: i64) -> Result<(), ApplyError> {
         let key_columns: Vec<ArrayRef> = self.key_columns.iter().map(|i| changes.batch.column(*i).clone()).collect();
         let keys = self.keys.bind(&key_columns)?;
         let rows = self.encoder.bind(changes.batch.columns())?;

@@ -198,10 +198,8 @@ fn send(
     buffer.bytes.resize(buffer.bytes.len().max(HEAD_BYTES), 0);
     let said = progress.unwrap_or_default();
     let flag = |set: bool, flag: u8| if set { flag } else { 0 };
-    let flags = flag(said.idle, IDLE)
-        | flag(said.ended, ENDED)
-        | flag(said.level, LEVEL)
-        | flag(progress.is_none(), ROWS_ONLY);
+    let flags =
+        flag(said.idle, IDLE) | flag(said.ended, ENDED) | flag(said.level, LEVEL) | flag(progress.is_none(), ROWS_ONLY);
     buffer.bytes[0] = FORMAT;
     buffer.bytes[1] = flags;
     buffer.bytes[2..6].copy_from_slice(&upstream.to_le_bytes());

@@ -68,7 +68,13 @@ impl Flow {
     }
 
     /// Passes a table's changes on to the exchanges that carry them.
-    pub fn changes(&mut self, from: Port, changes: &Changes, watermark: i64, outbox: &mut Outbox) -> Result<(), OperatorError> {
+    pub fn changes(
+        &mut self,
+        from: Port,
+        changes: &Changes,
+        watermark: i64,
+        outbox: &mut Outbox,
+    ) -> Result<(), OperatorError> {
         for output in self.outputs.iter_mut().filter(|o| o.from == from) {
             if let Writer::Exchange(exchange) = &mut output.writer {
                 exchange.changes(changes, outbox)?;

@@ -24,14 +24,7 @@ pub enum SourceError {
     #[error(
         "source '{source_name}': {code} at topic {topic} partition {partition} offset {offset}: {text}; name a deadLetter topic or set onError: Skip to go on without such records"
     )]
-    Record {
-        source_name: String,
-        code: String,
-        topic: String,
-        partition: Partition,
-        offset: Offset,
-        text: String,
-    },
+    Record { source_name: String, code: String, topic: String, partition: Partition, offset: Offset, text: String },
     #[error(
         "source '{source_name}': topic {topic} partition {partition} offset {offset} truncates the table, and a topic of several partitions says so in one of them only; restart the pipeline under a new name to read the table anew"
     )]

@@ -45,7 +45,7 @@ pub enum TaskError {
 }
 
 pub enum Reader {
-    Source(SourceReader),
+    Source(Box<SourceReader>),
     Exchange(ExchangeReader),
 }
 
@@ -136,13 +136,7 @@ impl Task {
     }
 
     /// Takes records of one input.
-    pub fn process(
-        &mut self,
-        input: usize,
-        fetch: &Fetch<'_>,
-        now: Now,
-        outbox: &mut Outbox,
-    ) -> Result<(), TaskError> {
+    pub fn process(&mut self, input: usize, fetch: &Fetch<'_>, now: Now, outbox: &mut Outbox) -> Result<(), TaskError> {
         self.dirty = true;
         let own = &mut self.inputs[input];
         own.last_record_ms = now.steady_ms;
@@ -290,10 +284,10 @@ impl Task {
     }
 
     fn context<'a>(&'a mut self, now: Now, outbox: &'a mut Outbox) -> (&'a mut Flow, Context<'a>) {
-        let tables = self.inputs.iter().map(|i| TableProgress {
-            watermark: i.clock.watermark(),
-            complete_as_of_ms: i.clock.complete_as_of_ms(),
-        });
+        let tables = self
+            .inputs
+            .iter()
+            .map(|i| TableProgress { watermark: i.clock.watermark(), complete_as_of_ms: i.clock.complete_as_of_ms() });
         let cx = Context {
             tables: tables.collect(),
             state: &mut self.state,

@@ -20,9 +20,7 @@ use millrace_core::plan::StartFrom;
 use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{Offset as KafkaOffset, TopicPartitionList};
 
-use super::{
-    Assignment, CommitError, End, Fetch, InputId, InternalKind, Log, LogError, Outbox, Record, TopicInfo,
-};
+use super::{Assignment, CommitError, End, Fetch, InputId, InternalKind, Log, LogError, Outbox, Record, TopicInfo};
 use crate::clock;
 use ends::Ends;
 use inputs::Inputs;
@@ -31,11 +29,14 @@ use native::admin::{AdminQueue, Answer, Spec};
 use native::queue::Signal;
 use native::transaction::GroupMetadata;
 use topics::Admin;
-use transactions::{CLOSE_MS, GroupOffsets, Limits, Transactions};
+use transactions::{GroupOffsets, Limits, Transactions};
 use trims::Trims;
 
-pub mod connection;
+pub use trims::EVERY_MS as TRIM_EVERY_MS;
+
 mod changelog;
+pub mod connection;
+mod ending;
 mod ends;
 mod inputs;
 mod lookup;
@@ -50,6 +51,7 @@ use connection::{BATCH_BYTES_MAX, Connection};
 pub const TRANSACTION_TIMEOUT_MS: u32 = 10_000;
 /// How long the first look-up of the ends may take.
 const FIRST_ENDS_MS: u64 = 30_000;
+const CLUSTER_ID_MS: i32 = 5_000;
 /// Tag of requests to delete records; look-ups of ends count from 1.
 const TRIM_TAG: usize = 0;
 /// Room for the head of a batch below a topic's limit.
@@ -75,6 +77,8 @@ pub struct KafkaLogConfig {
     pub internal: InternalTopics,
     /// Read every input to where it ends when it is assigned, and end there.
     pub until_end: bool,
+    /// Between two requests to delete what is trimmed; [`TRIM_EVERY_MS`] but for tests.
+    pub trim_every_ms: u64,
 }
 
 pub struct KafkaLog {
@@ -101,13 +105,14 @@ impl KafkaLog {
         let admin = Admin::connect(&config.connection.client())?;
         let outputs: Vec<&str> = config.outputs.iter().map(String::as_str).collect();
         let record_bytes = if outputs.is_empty() { BTreeMap::new() } else { admin.record_limits(&outputs)? };
+        let trims = Trims::new(config.trim_every_ms);
         let mut log = Self {
             config,
             transactions: None,
             limits: Limits { record_bytes, internal: BTreeMap::new() },
             ends: Ends::default(),
             assigned_ends: Vec::new(),
-            trims: Trims::default(),
+            trims,
             answers,
             admin: Some(admin),
             inputs,
@@ -128,7 +133,7 @@ impl KafkaLog {
     }
 
     pub fn cluster_id(&self) -> Option<String> {
-        self.client().cluster_id(CLOSE_MS as i32)
+        self.client().cluster_id(CLUSTER_ID_MS)
     }
 
     /// The largest record that a topic takes; `None` if it is not one of the outputs or of our own.
@@ -335,6 +340,10 @@ impl Log for KafkaLog {
     }
 
     fn commit(&mut self) -> Result<(), CommitError> {
+        // A quiet lane opened no transaction.
+        if !self.transactions()?.is_open() {
+            return self.transactions()?.commit(Vec::new());
+        }
         let offsets = self.offsets_to_copy();
         self.transactions()?.commit(offsets)
     }

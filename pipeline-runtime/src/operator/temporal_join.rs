@@ -24,8 +24,8 @@ use millrace_plan::arrow_schema::arrow_schema;
 use super::join::BoundJoin;
 use super::{Context, OperatorError, Outcome, TableProgress, arrow, state};
 use crate::row::RowEncoder;
-use crate::state::{StateError, StoredRow};
 use crate::rows::{RowMeta, Rows};
+use crate::state::{StateError, StoredRow};
 
 /// Rows that are read back from the state at once.
 const READ_BACK_ROWS: usize = 16 << 10;
@@ -185,8 +185,7 @@ impl TemporalJoin {
         let id = self.next_batch;
         if !rows.is_empty() {
             self.next_batch = self.next_batch.wrapping_add(1);
-            let held =
-                HeldBatch { batch: rows.batch.clone(), metas: Arc::clone(&rows.metas), live: rows.len() as u32 };
+            let held = HeldBatch { batch: rows.batch.clone(), metas: Arc::clone(&rows.metas), live: rows.len() as u32 };
             self.batches.insert(id, held);
         }
         id
@@ -294,13 +293,7 @@ impl TemporalJoin {
     }
 
     /// The version that the row asks for may have been removed: that is not the same as having no partner.
-    fn expired(
-        &self,
-        rows: &Rows,
-        row: usize,
-        totals: &mut Totals,
-        cx: &mut Context<'_>,
-    ) -> Result<(), OperatorError> {
+    fn expired(&self, rows: &Rows, row: usize, totals: &mut Totals, cx: &mut Context<'_>) -> Result<(), OperatorError> {
         let reason = DropReason::VersionExpired;
         if cx.dead_letters.is_none() {
             totals.drop_rows(reason, 1);
@@ -365,7 +358,7 @@ impl TemporalJoin {
         let mut places = Vec::new();
         let mut fault = None;
         let waiting = &self.waiting;
-        let next = cx.state.read_waiting(layout, from, READ_BACK_ROWS, |time, sequence, stored| {
+        let next = cx.state.scan_waiting(layout, from, READ_BACK_ROWS, |time, sequence, stored| {
             if waiting.contains_key(&(time, sequence)) {
                 return;
             }

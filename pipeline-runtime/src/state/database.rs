@@ -203,6 +203,9 @@ fn write_error(doing: &'static str, error: rocksdb::Error) -> StateError {
     }
 }
 
+/// A key and its value.
+pub(super) type Item<'a> = (&'a [u8], &'a [u8]);
+
 /// Keys and values of RocksDB in order, within a prefix.
 pub(super) struct Stored<'a> {
     rows: DBRawIterator<'a>,
@@ -211,7 +214,7 @@ pub(super) struct Stored<'a> {
 
 impl Stored<'_> {
     /// `None` at the end of the prefix.
-    pub(super) fn current(&self) -> Result<Option<(&[u8], &[u8])>, StateError> {
+    pub(super) fn current(&self) -> Result<Option<Item<'_>>, StateError> {
         match self.rows.item() {
             Some((key, value)) if key.starts_with(self.prefix) => Ok(Some((key, value))),
             Some(_) => Ok(None),
@@ -246,7 +249,7 @@ enum Side {
 
 impl Merged<'_> {
     /// The next row in the order of keys.
-    pub(super) fn next(&mut self) -> Result<Option<(&[u8], &[u8])>, StateError> {
+    pub(super) fn next(&mut self) -> Result<Option<Item<'_>>, StateError> {
         loop {
             self.step();
             let changed = self.changed.peek().filter(|(key, _)| key.starts_with(self.prefix));

@@ -72,7 +72,7 @@ fn as_of(state: &mut TaskState, name: u8, time: i64) -> Option<Vec<u8>> {
 fn waiting(state: &TaskState) -> Vec<(i64, u64, Vec<u8>)> {
     let mut rows = Vec::new();
     state
-        .scan_waiting(WAITING, i64::MAX, usize::MAX, |time, sequence, row| {
+        .scan_waiting(WAITING, (i64::MIN, 0), usize::MAX, |time, sequence, row| {
             rows.push((time, sequence, row.row.to_vec()))
         })
         .expect("state reads");

@@ -1,11 +1,14 @@
 //! Topics and groups, as an administrator handles them.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, bail};
 use futures_executor::block_on;
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::types::RDKafkaErrorCode;
+use rdkafka::{Offset, TopicPartitionList};
 
 use crate::{DEADLINE, Kafka, wait};
 
@@ -51,6 +54,42 @@ impl Kafka {
             }
         }
         Ok(())
+    }
+
+    /// Deletes the records of a partition below an offset.
+    pub fn delete_records(&self, topic: &str, partition: i32, below: i64) -> anyhow::Result<()> {
+        let mut list = TopicPartitionList::new();
+        list.add_partition_offset(topic, partition, Offset::Offset(below))?;
+        let deleted = block_on(self.admin()?.delete_records(&list, &options())).context("delete records")?;
+        for element in deleted.elements() {
+            element.error().with_context(|| format!("delete records of {topic}"))?;
+        }
+        Ok(())
+    }
+
+    /// The configuration of a topic, defaults included.
+    pub fn topic_config(&self, topic: &str) -> anyhow::Result<BTreeMap<String, String>> {
+        let asked = [ResourceSpecifier::Topic(topic)];
+        let answers = block_on(self.admin()?.describe_configs(&asked, &options())).context("describe a topic")?;
+        let mut settings = BTreeMap::new();
+        for answer in answers {
+            let resource = answer.map_err(|code| anyhow::anyhow!("describe topic {topic}: {code}"))?;
+            settings.extend(resource.entries.into_iter().map(|e| (e.name, e.value.unwrap_or_default())));
+        }
+        Ok(settings)
+    }
+
+    /// What a group has committed of a topic: (partition, offset), in order.
+    pub fn group_offsets(&self, group: &str, topic: &str) -> anyhow::Result<Vec<(i32, i64)>> {
+        let consumer: BaseConsumer = self.config().set("group.id", group).create().context("make a consumer")?;
+        let metadata = consumer.fetch_metadata(Some(topic), DEADLINE).context("fetch metadata")?;
+        let mut list = TopicPartitionList::new();
+        for partition in metadata.topics().iter().flat_map(|t| t.partitions()) {
+            list.add_partition(topic, partition.id());
+        }
+        let committed = consumer.committed_offsets(list, DEADLINE).context("fetch a group's offsets")?;
+        let elements = committed.elements();
+        Ok(elements.iter().filter_map(|e| Some((e.partition(), e.offset().to_raw().filter(|o| *o >= 0)?))).collect())
     }
 
     /// Waits until every partition of a topic has a leader.

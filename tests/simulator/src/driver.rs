@@ -229,7 +229,8 @@ impl SimLane {
     fn read_tail(&mut self, task: TaskId, needed: Epoch, env: &mut Env) {
         let index = model::index(&task);
         let tp = Tp(Topic::Changelog, index);
-        let last = env.broker.visible(tp).iter().rev().find_map(|b| if let Body::Marker(m) = b { Some(*m) } else { None });
+        let last =
+            env.broker.visible(tp).iter().rev().find_map(|b| if let Body::Marker(m) = b { Some(*m) } else { None });
         let local = &mut self.disk[index];
         let log_start = env.broker.log_start(tp);
         let facts = ChangelogFacts {
@@ -289,7 +290,8 @@ impl SimLane {
     fn work(&mut self, env: &mut Env) {
         match self.epoch.phase() {
             Phase::Open => {
-                let leaving = self.finishing.iter().copied().find_map(|t| Some((t, self.epoch.leave(&model::task(t))?)));
+                let leaving =
+                    self.finishing.iter().copied().find_map(|t| Some((t, self.epoch.leave(&model::task(t))?)));
                 if let Some((index, last)) = leaving {
                     self.finishing.remove(&index);
                     self.running.remove(&index);
@@ -364,7 +366,8 @@ impl SimLane {
         for (task, epoch) in &epochs {
             let index = model::index(task);
             let Some(run) = self.running.get(&index) else { continue };
-            let marker = Marker { task: index, epoch: epoch.0, generation: run.generation, from: run.from, next: run.next };
+            let marker =
+                Marker { task: index, epoch: epoch.0, generation: run.generation, from: run.from, next: run.next };
             let tp = Tp(Topic::Changelog, index);
             records.extend(run.overlay.iter().map(|(key, value)| (tp, Body::State(*key, *value))));
             records.push((tp, Body::Marker(marker)));

@@ -12,21 +12,45 @@ use crate::model::{Answer, BETWEEN, Row, State, TASKS};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Violation {
     /// I1: a local state is ahead of its changelog, or is not what the changelog says.
-    LocalState { task: usize, epoch: u64 },
+    LocalState {
+        task: usize,
+        epoch: u64,
+    },
     /// I2: a row was committed without its task's marker.
-    OutputWithoutMarker { task: usize },
+    OutputWithoutMarker {
+        task: usize,
+    },
     /// I5: an epoch was committed that does not follow the last one: two lanes ran the task, or one forgot.
-    NotTheNextEpoch { lane: LaneId, last: Marker, committed: Marker },
+    NotTheNextEpoch {
+        lane: LaneId,
+        last: Marker,
+        committed: Marker,
+    },
     /// The answer is not the naive model's.
-    Output { missing: usize, surplus: usize, wrong: usize },
-    DeadLetters { missing: usize, surplus: usize },
-    State { task: usize },
+    Output {
+        missing: usize,
+        surplus: usize,
+        wrong: usize,
+    },
+    DeadLetters {
+        missing: usize,
+        surplus: usize,
+    },
+    State {
+        task: usize,
+    },
     /// The search for the row that cannot be committed found one that can.
-    GoodRowGivenUp { task: usize },
+    GoodRowGivenUp {
+        task: usize,
+    },
     /// A damaged changelog was continued.
-    NotRefused { task: usize },
+    NotRefused {
+        task: usize,
+    },
     /// It did not come to an end although all faults had stopped.
-    Stuck { at: String },
+    Stuck {
+        at: String,
+    },
 }
 
 impl fmt::Display for Violation {
@@ -119,12 +143,14 @@ pub fn judge(broker: &Broker, answer: &Answer, complete: bool) -> Option<Violati
     }
     let mut dead: Vec<u16> = rows(broker.visible(Tp(Topic::Dead, 0))).iter().map(|row| row.uid).collect();
     dead.sort_unstable();
-    let surplus = dead.iter().enumerate().filter(|(i, uid)| dead[..*i].contains(uid) || !answer.dead.contains(uid)).count();
+    let surplus =
+        dead.iter().enumerate().filter(|(i, uid)| dead[..*i].contains(uid) || !answer.dead.contains(uid)).count();
     let missing = answer.dead.iter().filter(|uid| !dead.contains(uid)).count();
     if surplus > 0 || complete && missing > 0 {
         return Some(Violation::DeadLetters { missing, surplus });
     }
-    let wrong = |task: &usize| replay(broker, *task, broker.audit.last(*task).epoch).as_ref() != Some(&answer.states[*task]);
+    let wrong =
+        |task: &usize| replay(broker, *task, broker.audit.last(*task).epoch).as_ref() != Some(&answer.states[*task]);
     let task = (0..TASKS).find(|task| complete && wrong(task))?;
     Some(Violation::State { task })
 }

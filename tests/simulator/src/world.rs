@@ -18,7 +18,7 @@ use crate::trace::Trace;
 /// Steps with faults; the shorter worlds end with most of the work still to do.
 const CHAOS: usize = 2500;
 /// Steps without new faults in which everything must come to an end: about fifty times what it takes.
-const CALM_MAX: usize = 60_000;
+const CALM_MAX: usize = 8_000;
 /// Most of what is drawn cannot happen just now; this often something else is drawn.
 const TRIES: usize = 10;
 /// Steps after the end, in which whoever still believes to own something has the chance to show it.
@@ -61,9 +61,9 @@ impl Pace {
     const EVEN: Self = Self { steps: 30, appends: 30, hears: true, follows: 50 };
 
     fn any(rng: &mut Rng) -> Self {
-        let mut one = |of: [u32; 4]| of[rng.below(4)];
-        let (steps, appends) = (one([0, 1, 10, 100]), one([0, 1, 10, 100]));
-        Self { steps, appends, hears: one([0, 0, 1, 1]) > 0, follows: one([0, 10, 50, 300]) }
+        let mut one = |of: [u32; 5]| of[rng.below(5)];
+        let (steps, appends) = (one([0, 1, 10, 30, 100]), one([0, 1, 10, 30, 100]));
+        Self { steps, appends, hears: one([0, 0, 1, 1, 1]) > 0, follows: one([0, 10, 50, 50, 300]) }
     }
 }
 
@@ -172,8 +172,11 @@ impl World {
     }
 
     fn live(&mut self, answer: &Answer) -> Option<Violation> {
-        for _ in 0..CHAOS {
+        for step in 0..CHAOS {
             self.happen();
+            if step % 50 == 0 {
+                self.keep_workers_up();
+            }
             if let Some(violation) = self.env.broker.violation() {
                 return Some(violation.clone());
             }
@@ -248,7 +251,8 @@ impl World {
         let refused = |task: &usize| alive().any(|lane| lane.refused.contains(task));
         let level = |task: &usize| {
             let input = if *task < SOURCES { Tp(Topic::Source, *task) } else { Tp(Topic::Between, *task - SOURCES) };
-            broker.fetch(input, broker.audit.last(*task).next).is_none() && alive().any(|l| l.runs().any(|t| t == *task))
+            broker.fetch(input, broker.audit.last(*task).next).is_none()
+                && alive().any(|l| l.runs().any(|t| t == *task))
         };
         let done = |task: usize| if self.damaged(ending, task) { refused(&task) } else { level(&task) };
         broker.quiet() && alive().all(SimLane::idle) && (0..TASKS).all(done)
@@ -307,8 +311,9 @@ impl World {
             (H::PaceChanges, Some(at)) => self.processes[at].pace = Pace::any(&mut self.env.rng),
             (H::TransactionTimesOut, Some(at)) => {
                 let id = self.processes[at].lanes[0].core.id();
-                let aborted = self.env.broker.abort_open(id);
-                self.env.trace.line(format_args!("transaction of {id} times out: {aborted}"));
+                if self.env.broker.abort_open(id) {
+                    self.env.trace.line(format_args!("the transaction of {id} times out"));
+                }
             }
             (H::GroupOffsetChanges, _) => {
                 let (task, to) = (self.env.rng.below(TASKS), self.env.rng.below(20));
@@ -322,13 +327,19 @@ impl World {
     }
 
     fn pick(&mut self, which: impl Fn(&Process) -> bool) -> Option<usize> {
-        let found: Vec<usize> = (0..self.processes.len()).filter(|at| which(&self.processes[*at])).collect();
-        if found.is_empty() { None } else { Some(found[self.env.rng.below(found.len())]) }
+        self.pick_paced(|process| u32::from(which(process)))
     }
 
     fn pick_paced(&mut self, pace: impl Fn(&Process) -> u32) -> Option<usize> {
-        let paces: Vec<u32> = self.processes.iter().map(pace).collect();
-        if paces.iter().all(|pace| *pace == 0) { None } else { Some(self.env.rng.weighted(&paces)) }
+        let sum: u32 = self.processes.iter().map(&pace).sum();
+        let mut left = self.env.rng.below(sum.max(1) as usize) as u32;
+        let mut chosen = |process: &Process| {
+            let pace = pace(process);
+            let hit = left < pace;
+            left = left.wrapping_sub(pace);
+            hit
+        };
+        if sum == 0 { None } else { self.processes.iter().position(&mut chosen) }
     }
 
     fn step(&mut self) {
@@ -409,7 +420,9 @@ impl World {
 
     /// A process hears of the assignment: of the newest one, or now and then of one that is out of date.
     fn tell_assignment(&mut self, at: usize) {
-        let Some(newest) = self.assignments.len().checked_sub(1).filter(|_| self.processes[at].pace.hears) else { return };
+        let Some(newest) = self.assignments.len().checked_sub(1).filter(|_| self.processes[at].pace.hears) else {
+            return;
+        };
         let stale = self.weights[H::NewAssignment as usize] > 0 && self.env.rng.per_mille(200);
         let which = if stale { newest.saturating_sub(1) } else { newest };
         let assignment = self.assignments[which].clone();
@@ -464,12 +477,25 @@ impl World {
 /// Each seed draws its own likelihoods: of the faults about half are absent.
 fn weights(rng: &mut Rng) -> [u32; HAPPENINGS.len()] {
     let mut often = |from: usize, to: usize| (from + rng.below(to - from)) as u32;
-    let (steps, append, marker, timer, arrives) =
-        (600, often(20, 200), often(1, 150), often(1, 40), often(2, 60));
-    let (pace, assign) = (1 + rng.below(20) as u32, 1 + rng.below(25) as u32);
+    let (steps, append, marker, timer, arrives) = (600, often(20, 200), often(1, 150), often(1, 40), often(2, 60));
+    let (pace, assign) = (4 + rng.below(12) as u32, 1 + rng.below(6) as u32);
     let mut rare = |max: usize| if rng.per_mille(400) { 1 + rng.below(max) as u32 } else { 0 };
     [
-        steps, append, rare(20), marker, timer, arrives, assign, rare(20), rare(4), rare(4), pace, rare(6), rare(10),
-        rare(60), rare(20), rare(2),
+        steps,
+        append,
+        rare(20),
+        marker,
+        timer,
+        arrives,
+        assign,
+        rare(20),
+        rare(2),
+        rare(2),
+        pace,
+        rare(3),
+        rare(5),
+        rare(30),
+        rare(10),
+        rare(1),
     ]
 }

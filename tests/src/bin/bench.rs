@@ -85,7 +85,11 @@ fn job(plan: &Plan, orders: &[String]) -> anyhow::Result<f64> {
     let topics = dir.path().join("topics");
     fs::create_dir_all(&topics)?;
     let customers: String = (0..CUSTOMERS)
-        .map(|c| format!("{{\"key\":\"{c}\",\"value\":{{\"customer_id\":{c},\"name\":\"customer {c}\",\"tier\":\"gold\"}}}}\n"))
+        .map(|c| {
+            format!(
+                "{{\"key\":\"{c}\",\"value\":{{\"customer_id\":{c},\"name\":\"customer {c}\",\"tier\":\"gold\"}}}}\n"
+            )
+        })
         .collect();
     fs::write(topics.join("customers.jsonl"), customers)?;
     fs::write(topics.join("orders.jsonl"), "")?;
@@ -180,7 +184,8 @@ fn lookups() -> anyhow::Result<()> {
         value: value.clone(),
     };
     let dir = tempfile::tempdir()?;
-    let state = || TaskState::open(dir.path(), &StateBudget::new(256 << 20, 256 << 20), &[layout.clone()], &[None]);
+    let state =
+        || TaskState::open(dir.path(), &StateBudget::new(256 << 20, 256 << 20), std::slice::from_ref(&layout), &[None]);
     let keys: Vec<Vec<u8>> = keys()?;
     let mut writer = state()?;
     let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..CUSTOMERS as i64));

@@ -7,7 +7,7 @@ use arrow::datatypes::Int64Type;
 use arrow::record_batch::RecordBatch;
 use arrow::util::display::array_value_to_string;
 use millrace_core::schema::Column;
-use millrace_plan::arrow_schema::arrow_schema;
+use millrace_plan::arrow_schema::{arrow_schema, arrow_type};
 use millrace_plan::{BoundExpr, SqlError, bind};
 
 fn columns() -> Vec<Column> {
@@ -135,7 +135,10 @@ fn batch() -> RecordBatch {
 
 fn value(sql: &str) -> Result<Vec<String>, String> {
     let columns: Vec<Column> = columns().into_iter().filter(|c| ["id", "name"].contains(&c.name.as_str())).collect();
-    let array = bind(sql, &columns).expect(sql).evaluate(&batch()).map_err(|e| e.to_string())?;
+    let bound = bind(sql, &columns).expect(sql);
+    let array = bound.evaluate(&batch()).map_err(|e| e.to_string())?;
+    assert_eq!(array.data_type(), &arrow_type(&bound.data_type), "{sql}");
+    assert_eq!(array.len(), batch().num_rows(), "{sql}");
     Ok((0..array.len())
         .map(|i| if array.is_null(i) { "null".to_owned() } else { array_value_to_string(&array, i).expect("text") })
         .collect())
@@ -151,8 +154,16 @@ fn an_expression_has_a_value_for_each_row() {
     assert_eq!(value("0.1 + 0.2"), Ok(vec!["0.3".into(); 3]));
     assert_eq!(value("CASE WHEN id = 0 THEN 0 ELSE 10 / id END"), Ok(vec!["0".into(), "2".into(), "1".into()]));
     assert_eq!(value("TIMESTAMP '2026-01-01T00:00:00.123Z'"), Ok(vec!["2026-01-01T00:00:00.123".into(); 3]));
-    let lengths = bind("length(name)", &columns()[..]).expect("length");
-    assert_eq!(lengths.data_type.to_string(), "INT");
+    assert_eq!(value("length(name)"), Ok(vec!["1".into(), "null".into(), "1".into()]));
+    assert_eq!(
+        value("named_struct('x', id, 'y', name)"),
+        Ok(vec!["{x: 0, y: a}".into(), "{x: 5, y: }".into(), "{x: 10, y: 7}".into()])
+    );
+    assert_eq!(value("named_struct('x', id)['x'] + 1"), Ok(vec!["1".into(), "6".into(), "11".into()]));
+    assert_eq!(value("[id, 2]"), Ok(vec!["[0, 2]".into(), "[5, 2]".into(), "[10, 2]".into()]));
+    assert_eq!(value("[id, 2][1]"), Ok(vec!["0".into(), "5".into(), "10".into()]));
+    assert_eq!(value("substring(name, 1, 1)"), Ok(vec!["a".into(), "null".into(), "7".into()]));
+    assert_eq!(value("CAST(NULL AS DATE)"), Ok(vec!["null".into(); 3]));
 }
 
 #[test]

@@ -1,4 +1,5 @@
 //! The compiler on whole specs. One binary, because linking DataFusion takes longer than all these tests.
+#![expect(clippy::disallowed_methods, reason = "golden files are read and, on demand, written")]
 
 mod diffs;
 mod expressions;

@@ -14,9 +14,12 @@ fn edited(yaml: &str, edits: &[(&str, &str)]) -> String {
     text
 }
 
+/// (from, to) of an edit; or (path, part of the text) of a mistake.
+type Pairs<'a> = &'a [(&'a str, &'a str)];
+
 /// Each edit of the base gives exactly the mistakes that are listed, in any order; a mistake is known by its path and a
 /// part of its text.
-fn check(base: &str, table: &[(&[(&str, &str)], &[(&str, &str)])]) {
+fn check(base: &str, table: &[(Pairs<'_>, Pairs<'_>)]) {
     let mut wrong = Vec::new();
     for (edits, expected) in table {
         let mistakes = mistakes_of(&edited(base, edits));

@@ -7,22 +7,25 @@ use std::time::Duration;
 use millrace_core::ids::{Offset, Partition};
 use rdkafka::TopicPartitionList;
 
-use super::inputs::{end_or_error, open};
+use super::inputs::{Said, open, said};
 use super::native::Client;
 use super::native::admin::Spec;
-use super::native::queue::Waker;
+use super::native::message::Message;
+use super::native::queue::{PartitionQueue, Waker};
 use super::{fault, lookup};
 use crate::clock;
 use crate::log::{LogError, Record};
 
 /// Messages that are taken at once.
 const BATCH: usize = 4096;
-/// Without a record for so long the read has failed.
+/// Without a message for so long the read has failed.
 const SILENCE_MS: u64 = 60_000;
+/// Markers move the position without a signal of their own, so it is looked at so often.
+const LOOK_MS: u64 = 100;
 
-/// Visits the records from `from` to the last stable offset as it is now; returns the offset behind them. What an open
-/// transaction hides is not read, nor what it has committed while its markers are on their way: whoever must see an
-/// epoch initialises its writer's id first, or knows the offset to wait for.
+/// Visits the records from `from` to the last stable offset as it is now, which it returns. What an open transaction
+/// hides is not read, nor what it has committed while its markers are on their way: whoever must see an epoch
+/// initialises its writer's id first, or knows the offset to wait for.
 pub fn read(
     client: &Arc<Client>,
     topic: &str,
@@ -36,58 +39,82 @@ pub fn read(
         // Deletes may have been among what is gone: going on from the first record would be a wrong answer.
         return Err(LogError::OffsetGone { topic: topic.to_owned(), partition, offset: from }.into());
     }
-    let mut next = from.0.max(first);
+    let next = from.0.max(first);
     if next >= end {
         return Ok(Offset(next));
     }
     let waker = Arc::new(Waker::default());
-    let mut queue = open(client, topic, partition.0, next, &waker)?;
-    let mut messages = VecDeque::new();
-    let mut heard_ms = clock::steady_ms();
-    let result = loop {
-        if queue.fetch(BATCH, &mut messages) == 0 {
-            // Markers are counted when they leave the queue and are not seen otherwise.
-            next = next.max(client.position(topic, partition.0).unwrap_or(0));
-            if next >= end {
-                break Ok(Offset(next));
-            }
-            if clock::steady_ms() - heard_ms > SILENCE_MS {
-                let what = format!("read partition {partition} of topic '{topic}'");
-                break Err(fault(&what, "nothing came for too long", true).into());
-            }
-            waker.wait(Duration::from_millis(100));
-            continue;
-        }
-        heard_ms = clock::steady_ms();
-        let visited = messages.drain(..).try_for_each(|message| {
-            if let Some(end) = end_or_error(&message, topic, partition.0)? {
-                next = next.max(end);
-                return anyhow::Ok(());
-            }
-            next = message.offset() + 1;
-            if message.offset() >= end {
-                return Ok(());
-            }
-            let mut headers = Vec::new();
-            message.headers(&mut headers);
-            visit(Record {
-                offset: Offset(message.offset()),
-                timestamp_ms: message.timestamp_ms(),
-                key: message.key(),
-                value: message.value(),
-                headers: &headers,
-            })
-        });
-        if let Err(error) = visited {
-            break Err(error);
-        }
-        if next >= end {
-            break Ok(Offset(end));
-        }
+    let mut reading = Reading {
+        client,
+        topic,
+        partition: partition.0,
+        queue: open(client, topic, partition.0, next, &waker)?,
+        next,
+        end,
     };
-    drop(queue);
+    let result = reading.run(&waker, visit);
+    drop(reading);
     let mut list = TopicPartitionList::with_capacity(1);
     list.add_partition(topic, partition.0);
     client.unassign(&list).map_err(|e| fault("end a read", &e.to_string(), false))?;
-    result
+    result.map(|()| Offset(end))
+}
+
+struct Reading<'a> {
+    client: &'a Client,
+    topic: &'a str,
+    partition: i32,
+    queue: PartitionQueue,
+    next: i64,
+    end: i64,
+}
+
+impl Reading<'_> {
+    fn run(&mut self, waker: &Waker, visit: &mut dyn FnMut(Record<'_>) -> anyhow::Result<()>) -> anyhow::Result<()> {
+        let mut messages = VecDeque::new();
+        let mut heard_ms = clock::steady_ms();
+        while self.next < self.end {
+            if self.queue.fetch(BATCH, &mut messages) > 0 {
+                heard_ms = clock::steady_ms();
+                messages.drain(..).try_for_each(|message| self.take(&message, visit))?;
+                continue;
+            }
+            self.next = self.next.max(self.client.position(self.topic, self.partition).unwrap_or(0));
+            if clock::steady_ms() - heard_ms > SILENCE_MS {
+                let what = format!("read partition {} of topic '{}'", self.partition, self.topic);
+                return Err(fault(&what, "nothing came for too long", true).into());
+            }
+            if self.next < self.end {
+                waker.wait(Duration::from_millis(LOOK_MS));
+            }
+        }
+        Ok(())
+    }
+
+    fn take(
+        &mut self,
+        message: &Message,
+        visit: &mut dyn FnMut(Record<'_>) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        match said(message, self.topic, self.partition)? {
+            Said::Nothing => return Ok(()),
+            Said::ReachedEnd(end) => {
+                self.next = self.next.max(end);
+                return Ok(());
+            }
+            Said::Record => self.next = message.offset() + 1,
+        }
+        if message.offset() >= self.end {
+            return Ok(());
+        }
+        let mut headers = Vec::new();
+        message.headers(&mut headers);
+        visit(Record {
+            offset: Offset(message.offset()),
+            timestamp_ms: message.timestamp_ms(),
+            key: message.key(),
+            value: message.value(),
+            headers: &headers,
+        })
+    }
 }

@@ -14,6 +14,7 @@ use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{Offset as KafkaOffset, TopicPartitionList};
 
 use super::connection::Connection;
+use super::ending::end;
 use super::native::message::Message;
 use super::native::queue::{PartitionQueue, Waker};
 use super::native::{Client, Event, Kind};
@@ -186,6 +187,15 @@ impl Inputs {
     }
 }
 
+impl Drop for Inputs {
+    fn drop(&mut self) {
+        // What points into the clients goes first.
+        self.held.clear();
+        self.inputs.clear();
+        end("consumers", std::mem::take(&mut self.consumers));
+    }
+}
+
 /// Takes a partition's queue and has the client fill it from an offset.
 pub fn open(
     client: &Arc<Client>,
@@ -204,19 +214,31 @@ pub fn open(
     Ok(queue)
 }
 
-/// What a message says that is no record. `Ok` with an offset: everything before it was delivered.
-pub fn end_or_error(message: &Message, topic: &str, partition: i32) -> Result<Option<i64>, LogError> {
+/// What a message of a partition says.
+pub enum Said {
+    Record,
+    /// Everything before the offset was delivered.
+    ReachedEnd(i64),
+    /// Something that passes, and after which the library goes on by itself.
+    Nothing,
+}
+
+pub fn said(message: &Message, topic: &str, partition: i32) -> Result<Said, LogError> {
     match message.error() {
-        None => Ok(None),
-        Some(RDKafkaErrorCode::PartitionEOF) => Ok(Some(message.offset())),
+        None => Ok(Said::Record),
+        Some(RDKafkaErrorCode::PartitionEOF) => Ok(Said::ReachedEnd(message.offset())),
         Some(RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange) => Err(LogError::OffsetGone {
             topic: topic.to_owned(),
             partition: millrace_core::ids::Partition(partition),
             offset: Offset(message.offset()),
         }),
-        Some(code) => {
+        Some(code) if passing(code) => {
+            tracing::warn!(topic, partition, text = message.error_text(), "reading is held up");
+            Ok(Said::Nothing)
+        }
+        Some(_) => {
             let what = format!("read partition {partition} of topic '{topic}'");
-            Err(fault(&what, &message.error_text(), passing(code)))
+            Err(fault(&what, &message.error_text(), false))
         }
     }
 }
@@ -232,13 +254,15 @@ impl Input {
         let Assignment { topic, partition, .. } = &self.assignment;
         let mut strange = false;
         for message in self.buffer.range(before..) {
-            match end_or_error(message, topic, partition.0)? {
-                None => self.position = message.offset() + 1,
-                Some(end) => {
-                    self.position = self.position.max(end);
-                    strange = true;
+            match said(message, topic, partition.0)? {
+                Said::Record => {
+                    self.position = message.offset() + 1;
+                    continue;
                 }
+                Said::ReachedEnd(end) => self.position = self.position.max(end),
+                Said::Nothing => {}
             }
+            strange = true;
         }
         if strange {
             self.buffer.retain(|m| m.error().is_none());

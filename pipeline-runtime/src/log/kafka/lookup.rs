@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rdkafka::types::RDKafkaErrorCode;
 
 use super::native::Client;
-use super::native::admin::{AdminQueue, Answer, Spec};
+use super::native::admin::{AdminQueue, Answer, PartitionOffset, Spec};
 use super::{fault, passing};
 use crate::clock;
 use crate::log::{LogError, TopicInfo};
@@ -18,15 +18,22 @@ const RETRY_MS: u64 = 50;
 
 /// An offset of a partition.
 pub fn offset(client: &Arc<Client>, topic: &str, partition: i32, spec: Spec) -> Result<i64, LogError> {
-    let what = format!("look up where partition {partition} of topic '{topic}' {}", match spec {
-        Spec::Earliest => "begins",
-        Spec::LastStable | Spec::HighWatermark => "ends",
-        Spec::Timestamp(_) => "reaches a timestamp",
-    });
+    let what = format!(
+        "look up where partition {partition} of topic '{topic}' {}",
+        match spec {
+            Spec::Earliest => "begins",
+            Spec::LastStable | Spec::HighWatermark => "ends",
+            Spec::Timestamp(_) => "reaches a timestamp",
+        }
+    );
     retrying(&what, client, |queue| {
         queue.ask_offsets(&[(topic, partition)], spec, ATTEMPT_MS, 0);
         match answer(queue)? {
             Answer::Offsets(offsets) => match offsets.into_iter().next() {
+                // A topic that was just made is not known to every broker yet.
+                Some(PartitionOffset { offset: Err(RDKafkaErrorCode::UnknownTopicOrPartition), .. }) => {
+                    Err((RDKafkaErrorCode::LeaderNotAvailable, "there is no such partition".to_owned()))
+                }
                 Some(found) => found.offset.map_err(|code| (code, code.to_string())),
                 None => Err(unexpected()),
             },
@@ -40,7 +47,7 @@ pub fn describe(client: &Arc<Client>, topic: &str) -> Result<Option<TopicInfo>, 
     retrying(&format!("look up topic '{topic}'"), client, |queue| {
         queue.ask_topics(&[topic], ATTEMPT_MS, 0);
         match answer(queue)? {
-            Answer::Topics(topics) => match topics.into_iter().next().map(|t| t.found) {
+            Answer::Topics(topics) => match topics.into_iter().next() {
                 Some(Ok(found)) => Ok(Some(TopicInfo { id: found.id, partitions: found.partitions })),
                 Some(Err(RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::UnknownTopic)) => Ok(None),
                 Some(Err(code)) => Err((code, code.to_string())),

@@ -55,7 +55,7 @@ impl NativeError {
         }
     }
 
-    fn of_code(code: RDKafkaErrorCode) -> Self {
+    pub fn of_code(code: RDKafkaErrorCode) -> Self {
         Self { code, text: code.to_string(), fatal: code == RDKafkaErrorCode::Fatal, retriable: false }
     }
 }
@@ -90,7 +90,6 @@ pub struct Delivery {
     /// What was given when it was produced.
     pub tag: usize,
     pub offset: i64,
-    pub partition: i32,
 }
 
 /// Something that the library reports on its main queue.
@@ -129,9 +128,7 @@ impl Client {
         let mut error: [c_char; ERROR_TEXT_BYTES] = [0; ERROR_TEXT_BYTES];
         let (library_kind, events) = match kind {
             Kind::Consumer => (c::rd_kafka_type_t::RD_KAFKA_CONSUMER, c::RD_KAFKA_EVENT_ERROR),
-            Kind::Producer => {
-                (c::rd_kafka_type_t::RD_KAFKA_PRODUCER, c::RD_KAFKA_EVENT_ERROR | c::RD_KAFKA_EVENT_DR)
-            }
+            Kind::Producer => (c::rd_kafka_type_t::RD_KAFKA_PRODUCER, c::RD_KAFKA_EVENT_ERROR | c::RD_KAFKA_EVENT_DR),
         };
         // SAFETY: the configuration is alive; `rd_kafka_new` takes it over when it succeeds, and only then, hence the
         // `ManuallyDrop` that is dropped by hand on failure. The buffer is as long as said.
@@ -264,7 +261,6 @@ unsafe fn take_deliveries(event: NonNull<c::rd_kafka_event_t>, deliveries: &mut 
             failed: failed.then(|| message.err.into()),
             tag: message._private.addr(),
             offset: message.offset,
-            partition: message.partition,
         });
     }
 }

@@ -131,10 +131,8 @@ fn settings(kind: InternalKind, replicas: i32) -> Vec<(&'static str, String)> {
     ];
     match kind {
         // Never trimmed, and the last marker is never compacted away: it is the last record of its key.
-        InternalKind::Changelog => settings.extend([
-            ("cleanup.policy", "compact".to_owned()),
-            ("delete.retention.ms", TOMBSTONES_MS.to_string()),
-        ]),
+        InternalKind::Changelog => settings
+            .extend([("cleanup.policy", "compact".to_owned()), ("delete.retention.ms", TOMBSTONES_MS.to_string())]),
         // Deleted behind its reader, by us.
         InternalKind::Repartition => settings.extend([
             ("cleanup.policy", "delete".to_owned()),

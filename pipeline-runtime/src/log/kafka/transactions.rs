@@ -10,13 +10,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
 
 use rdkafka::TopicPartitionList;
 use rdkafka::types::RDKafkaErrorCode;
 
+use super::ending::{finish, wait_for_end};
 use super::native::transaction::{GroupMetadata, Topic};
 use super::native::{Client, Delivery, Event, Kind, NativeError};
 use super::{fault, passing};
@@ -29,8 +29,6 @@ const INITIALISE_MS: u64 = 60_000;
 const GRACE_MS: u64 = 2_000;
 /// How long a lane waits for room in the library's buffers.
 const ROOM_MS: u64 = 30_000;
-/// How long an end of a client is waited for.
-pub const CLOSE_MS: u64 = 5_000;
 /// Bytes of a record besides key, value and headers, at most.
 const RECORD_OVERHEAD: usize = 100;
 
@@ -204,10 +202,14 @@ impl Transactions {
 
     /// An error that ends the use of the producer, unless it only ends the transaction.
     fn broken(&mut self, what: &str, error: &NativeError) -> LogError {
-        if error.fatal || is_fenced(error) {
+        if error.fatal || is_fenced(&self.client, error) {
             self.state = State::Lost;
         }
         fault(what, &error.to_string(), passing(error.code))
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.state == State::Open
     }
 
     /// Takes what the library reports, waiting up to `timeout_ms` for the first report.
@@ -247,7 +249,7 @@ impl Transactions {
                 self.state = State::Lost;
                 Err(CommitError::Unknown(fault(what, "the brokers did not answer in time", true)))
             }
-            Some(Err(Failure { error, .. })) if is_fenced(&error) => {
+            Some(Err(Failure { error, .. })) if is_fenced(&self.client, &error) => {
                 self.state = State::Lost;
                 Err(CommitError::Fenced(fault(what, &error.to_string(), true)))
             }
@@ -271,13 +273,17 @@ impl Transactions {
                 self.state = State::Fresh;
                 CommitError::Aborted(fault(what, &text, retry))
             }
-            Some(Err(failure)) if is_fenced(&failure.error) => {
+            Some(Err(failure)) if is_fenced(&self.client, &failure.error) => {
                 self.state = State::Lost;
                 CommitError::Fenced(fault(what, &failure.error.to_string(), true))
             }
             Some(Err(_)) | None => {
                 self.state = State::Lost;
-                CommitError::Unknown(fault(what, &format!("{text}, and the abort is not known to have succeeded"), retry))
+                CommitError::Unknown(fault(
+                    what,
+                    &format!("{text}, and the abort is not known to have succeeded"),
+                    retry,
+                ))
             }
         }
     }
@@ -365,26 +371,12 @@ impl Worker {
         }
     }
 
-    /// Waits until the thread has ended and its client with it, but not for ever.
     fn join(self) {
         let Self { jobs, outcomes, thread } = self;
         drop(jobs);
-        let deadline = clock::steady_ms() + CLOSE_MS;
-        loop {
-            let left = deadline.saturating_sub(clock::steady_ms());
-            match outcomes.recv_timeout(Duration::from_millis(left)) {
-                // Of a job that was given up.
-                Ok(_) => {}
-                Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => {
-                    tracing::error!("a producer does not end; its threads stay until the process ends");
-                    return;
-                }
-            }
-        }
-        if thread.join().is_err() {
-            tracing::error!("the thread of a producer has panicked");
-        }
+        // Outcomes of jobs that were given up may still come.
+        let ended = wait_for_end(|left| outcomes.recv_timeout(left).map(drop));
+        finish("a producer", thread, ended);
     }
 }
 
@@ -396,8 +388,8 @@ fn run(client: &Client, job: Job, timeout_ms: u64, failures: &AtomicU64) -> Outc
         Job::Commit(offsets) => {
             client.flush(left(deadline)).map_err(early)?;
             if failures.load(Ordering::Acquire) > 0 {
-                let code = RDKafkaErrorCode::MessageTimedOut;
-                return Err(early(NativeError::undelivered(code)));
+                // The lane, which took the reports, knows the reason.
+                return Err(early(NativeError::of_code(RDKafkaErrorCode::Fail)));
             }
             for (group, offsets) in &offsets {
                 again(deadline, |left| client.send_offsets(offsets, group, left)).map_err(early)?;
@@ -432,9 +424,13 @@ fn lost() -> LogError {
 
 /// Somebody took the transactional id, or the broker ended the transaction because it took too long: it says the same
 /// of both.
-fn is_fenced(error: &NativeError) -> bool {
+fn is_fenced(client: &Client, error: &NativeError) -> bool {
     use RDKafkaErrorCode as Code;
-    matches!(error.code, Code::Fenced | Code::ProducerFenced | Code::InvalidProducerEpoch)
+    let code = match error.code {
+        Code::Fatal => client.fatal_error().map_or(Code::Fatal, |fatal| fatal.code),
+        code => code,
+    };
+    matches!(code, Code::Fenced | Code::ProducerFenced | Code::InvalidProducerEpoch)
 }
 
 fn initialise_error(error: &NativeError) -> LogError {

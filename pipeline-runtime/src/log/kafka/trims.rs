@@ -9,11 +9,11 @@ use super::native::admin::PartitionOffset;
 use crate::clock;
 
 /// Between two requests.
-const EVERY_MS: u64 = 30_000;
+pub const EVERY_MS: u64 = 30_000;
 pub const ATTEMPT_MS: i32 = 10_000;
 
-#[derive(Default)]
 pub struct Trims {
+    every_ms: u64,
     /// What is not needed below which offset, where that was not yet asked for.
     wanted: BTreeMap<(String, i32), i64>,
     last_asked_ms: Option<u64>,
@@ -21,6 +21,10 @@ pub struct Trims {
 }
 
 impl Trims {
+    pub fn new(every_ms: u64) -> Self {
+        Self { every_ms, wanted: BTreeMap::new(), last_asked_ms: None, failing: false }
+    }
+
     pub fn want(&mut self, topic: &str, partition: i32, before: i64) {
         self.wanted.insert((topic.to_owned(), partition), before);
     }
@@ -30,7 +34,7 @@ impl Trims {
         let now = clock::steady_ms();
         // The first one waits too: at a start nothing has been read yet.
         let last = *self.last_asked_ms.get_or_insert(now);
-        if self.wanted.is_empty() || now - last < EVERY_MS {
+        if self.wanted.is_empty() || now - last < self.every_ms {
             return None;
         }
         self.last_asked_ms = Some(now);

@@ -104,7 +104,7 @@ fn doubles_that_are_equal_have_one_key_and_nan_is_above_all() {
 #[test]
 fn types_without_an_order_are_refused() {
     let list = DataType::Array(Box::new(DataType::Int));
-    assert_eq!(KeyEncoder::new(&[list.clone()]).expect_err("must be refused"), RowTypeError::Key(list));
+    assert_eq!(KeyEncoder::new(std::slice::from_ref(&list)).expect_err("must be refused"), RowTypeError::Key(list));
     let encoder = KeyEncoder::new(&[DataType::Int]).expect("INT has an order");
     assert!(encoder.bind(&[array(&DataType::String, &[None])]).is_err());
 }

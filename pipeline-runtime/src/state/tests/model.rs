@@ -28,8 +28,8 @@ enum Step {
     },
     PutWaiting(i64, u64, Vec<u8>),
     RemoveWaiting(i64, u64),
-    TakeWaiting {
-        up_to: i64,
+    ScanWaiting {
+        from: i64,
         limit: usize,
     },
     Clear(usize),
@@ -62,7 +62,7 @@ fn step() -> impl Strategy<Value = Step> {
         5 => (time(), 0..3u64, row()).prop_map(|(t, s, r)| Step::PutWaiting(t, s, r)),
         2 => (time(), 0..3u64).prop_map(|(t, s)| Step::RemoveWaiting(t, s)),
         3 => (time(), prop_oneof![0..4usize, Just(usize::MAX)])
-            .prop_map(|(up_to, limit)| Step::TakeWaiting { up_to, limit }),
+            .prop_map(|(from, limit)| Step::ScanWaiting { from, limit }),
         1 => (0..3usize).prop_map(Step::Clear),
         6 => Just(Step::Apply),
         2 => Just(Step::Discard),
@@ -94,9 +94,9 @@ impl Model {
         self.versions.get(&key)?.range(..=time).next_back()?.1.clone()
     }
 
-    fn take_waiting(&mut self, up_to: i64, limit: usize) -> Vec<(i64, u64, Vec<u8>)> {
-        let due: Vec<_> = self.waiting.range(..=(up_to, u64::MAX)).take(limit).map(|(at, _)| *at).collect();
-        due.into_iter().map(|at| (at.0, at.1, self.waiting.remove(&at).expect("was there"))).collect()
+    fn scan_waiting(&self, from: i64, limit: usize) -> Vec<(i64, u64, Vec<u8>)> {
+        let rows = self.waiting.range((from, 0)..).take(limit);
+        rows.map(|((time, sequence), row)| (*time, *sequence, row.clone())).collect()
     }
 }
 
@@ -198,12 +198,15 @@ impl Harness {
                 self.state().remove_waiting(WAITING, time, sequence);
                 self.model.waiting.remove(&(time, sequence));
             }
-            Step::TakeWaiting { up_to, limit } => {
-                let mut taken = Vec::new();
-                let visit = |t, s, row: StoredRow<'_>| taken.push((t, s, row.row.to_vec()));
-                let count = self.state().take_waiting(WAITING, up_to, limit, visit).expect("state reads");
-                assert_eq!(count, taken.len());
-                assert_eq!(taken, self.model.take_waiting(up_to, limit));
+            Step::ScanWaiting { from, limit } => {
+                let mut found = Vec::new();
+                let visit = |t, s, row: StoredRow<'_>| found.push((t, s, row.row.to_vec()));
+                let next = self.state().scan_waiting(WAITING, (from, 0), limit, visit).expect("state reads");
+                assert_eq!(found, self.model.scan_waiting(from, limit));
+                assert_eq!(
+                    next,
+                    self.model.scan_waiting(from, limit.saturating_add(1)).get(limit).map(|(t, s, _)| (*t, *s))
+                );
             }
             Step::Clear(table) => {
                 self.state().clear_table(table).expect("state reads");

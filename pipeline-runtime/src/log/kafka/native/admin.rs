@@ -48,12 +48,6 @@ pub struct PartitionOffset {
 /// A topic as the brokers describe it.
 #[derive(Clone, Debug)]
 pub struct Description {
-    pub name: String,
-    pub found: Result<Found, RDKafkaErrorCode>,
-}
-
-#[derive(Clone, Debug)]
-pub struct Found {
     /// Base64, as Kafka's own tools print it.
     pub id: Option<String>,
     pub partitions: i32,
@@ -64,8 +58,11 @@ pub enum Answer {
     Offsets(Vec<PartitionOffset>),
     /// The new start of each partition.
     Deleted(Vec<PartitionOffset>),
-    Topics(Vec<Description>),
-    Failed { code: RDKafkaErrorCode, text: String },
+    Topics(Vec<Result<Description, RDKafkaErrorCode>>),
+    Failed {
+        code: RDKafkaErrorCode,
+        text: String,
+    },
 }
 
 /// A queue of answers.
@@ -146,7 +143,8 @@ impl AdminQueue {
 
     /// Asks for the records below the listed offsets to be deleted.
     pub fn ask_delete(&self, below: &TopicPartitionList, timeout_ms: i32, tag: usize) {
-        let Some(options) = self.options(c::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DELETERECORDS, timeout_ms, tag) else {
+        let Some(options) = self.options(c::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DELETERECORDS, timeout_ms, tag)
+        else {
             return;
         };
         // SAFETY: everything is alive; the request copies list and options, and the request object is freed here.
@@ -159,7 +157,8 @@ impl AdminQueue {
 
     /// Asks for topics' ids and partitions. (A plain metadata request might create what it asks for.)
     pub fn ask_topics(&self, names: &[&str], timeout_ms: i32, tag: usize) {
-        let Some(options) = self.options(c::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS, timeout_ms, tag) else {
+        let Some(options) = self.options(c::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS, timeout_ms, tag)
+        else {
             return;
         };
         let names: Vec<_> = names.iter().map(|n| c_string(n)).collect();
@@ -260,21 +259,19 @@ unsafe fn read_element(element: *const c::rd_kafka_topic_partition_t) -> Partiti
 
 /// # Safety
 /// A live description.
-unsafe fn read_topic(topic: *const c::rd_kafka_TopicDescription_t) -> Description {
+unsafe fn read_topic(topic: *const c::rd_kafka_TopicDescription_t) -> Result<Description, RDKafkaErrorCode> {
     // SAFETY: the caller's; what it points to lives as long as it, and the copied id is freed by us.
     unsafe {
         let error = c::rd_kafka_TopicDescription_error(topic);
         let code = c::rd_kafka_error_code(error);
-        let found = if error.is_null() || code == c::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR {
-            let mut count = 0;
-            let partitions: *const c_void = c::rd_kafka_TopicDescription_partitions(topic, &mut count).cast();
-            let id = c::rd_kafka_TopicDescription_topic_id(topic);
-            let id = (!id.is_null()).then(|| text(c::rd_kafka_Uuid_base64str(id)));
-            let partitions = if partitions.is_null() { 0 } else { count };
-            Ok(Found { id: id.filter(|i| !i.is_empty()), partitions: i32::try_from(partitions).unwrap_or(i32::MAX) })
-        } else {
-            Err(code.into())
-        };
-        Description { name: text(c::rd_kafka_TopicDescription_name(topic)), found }
+        if !error.is_null() && code != c::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR {
+            return Err(code.into());
+        }
+        let mut count = 0;
+        let partitions: *const c_void = c::rd_kafka_TopicDescription_partitions(topic, &mut count).cast();
+        let partitions = if partitions.is_null() { 0 } else { i32::try_from(count).unwrap_or(i32::MAX) };
+        let id = c::rd_kafka_TopicDescription_topic_id(topic);
+        let id = (!id.is_null()).then(|| text(c::rd_kafka_Uuid_base64str(id)));
+        Ok(Description { id: id.filter(|i| !i.is_empty()), partitions })
     }
 }

@@ -157,9 +157,8 @@ impl Client {
         timeout_ms: i32,
     ) -> Result<(), NativeError> {
         // SAFETY: all alive; the library copies both.
-        let error = unsafe {
-            c::rd_kafka_send_offsets_to_transaction(self.rk(), offsets.ptr(), group.0.as_ptr(), timeout_ms)
-        };
+        let error =
+            unsafe { c::rd_kafka_send_offsets_to_transaction(self.rk(), offsets.ptr(), group.0.as_ptr(), timeout_ms) };
         NativeError::take(error)
     }
 

@@ -1,0 +1,164 @@
+//! Faults that people met in systems of this kind, as small inputs. The number is the row of the collection they come
+//! from; the name says what must hold here.
+
+use millrace_crds::check;
+use millrace_tests::{Outcome, Rec, Ride, Topics, plan, ride};
+use serde_json::{Value, json};
+
+/// A stream of orders joined with customers. `join` is the join's kind and its own fields, `keys` the type of the
+/// stream's key column.
+fn pipeline(join: &str, order_key: &str, table_key: &str, versions: &str) -> String {
+    format!(
+        r#"
+apiVersion: millrace.dev/v1alpha1
+kind: Pipeline
+metadata: {{name: cases, namespace: test}}
+spec:
+  kafka: {{bootstrapServers: "unused:9092"}}
+  sources:
+    - name: orders
+      kafka: {{topic: orders}}
+      format: {{type: Json}}
+      columns:
+        - {{name: id, type: BIGINT}}
+        - {{name: customer, type: {order_key}}}
+        - {{name: time, type: TIMESTAMP(3)}}
+      eventTime: {{column: time}}
+    - name: customers
+      kafka: {{topic: customers}}
+      key: {{columns: [customer], format: {{type: {table_key}}}}}
+      format: {{type: Json}}
+      columns:
+        - {{name: customer, type: BIGINT}}
+        - {{name: name, type: STRING}}
+        - {{name: since, type: TIMESTAMP(3)}}
+      table: {{primaryKey: [customer]{versions}}}
+      eventTime: {{column: since}}
+  steps:
+    - name: joined
+      from: orders
+      {join}
+        table: customers
+        joinType: Left
+        keys: [{{left: customer, right: customer}}]
+        select: [id, name]
+  sinks:
+    - name: out
+      from: joined
+      kafka: {{topic: out}}
+      format: {{type: Json}}
+  deadLetter: {{kafka: {{topic: dead}}}}
+"#
+    )
+}
+
+const VERSIONS: &str = ", versions: {retention: 10ms}";
+
+fn order(id: i64, customer: Option<i64>, time: i64) -> Rec {
+    Rec::new(id, &json!({"id": id, "customer": customer, "time": time})).at(time)
+}
+
+fn customer(id: i64, name: &str, since: i64) -> Rec {
+    Rec::new(id, &json!({"customer": id, "name": name, "since": since})).at(since)
+}
+
+fn run(yaml: &str, orders: Vec<Rec>, customers: Vec<Rec>) -> Outcome {
+    let topics = Topics::from([("orders".to_owned(), orders), ("customers".to_owned(), customers)]);
+    let outcome = ride(&plan(yaml), &topics, &Ride::smooth()).expect("the run ends");
+    assert!(outcome.totals.iter().all(|(_, totals)| totals.balanced()), "{:?}", outcome.totals);
+    outcome
+}
+
+fn rows(outcome: &Outcome) -> Vec<(i64, Option<&str>)> {
+    let row = |r: &'_ Value| r["value"]["id"].as_i64().expect("an id");
+    outcome.topics["out"].iter().map(|r| (row(r), r["value"]["name"].as_str())).collect()
+}
+
+#[test]
+fn case_71_a_first_start_behind_a_repartition_does_not_join_with_an_empty_table() {
+    // JSON keys: both sides cross a repartition topic.
+    let yaml = pipeline("tableJoin:", "BIGINT", "Json", "");
+    let customers = (0..500).map(|c| customer(c, "there", 1000 + c)).collect();
+    // The orders are older than any customer, so a merge by time alone would read them first.
+    let orders = (0..500).map(|o| order(o, Some(o), o)).collect();
+    let outcome = run(&yaml, orders, customers);
+    assert_eq!(rows(&outcome).len(), 500);
+    assert!(rows(&outcome).iter().all(|(_, name)| *name == Some("there")));
+}
+
+#[test]
+fn case_73_a_left_join_keeps_a_row_with_a_null_key() {
+    for join in ["tableJoin:", "temporalJoin:"] {
+        let versions = if join == "tableJoin:" { "" } else { VERSIONS };
+        let yaml = pipeline(join, "BIGINT", "String", versions);
+        let outcome = run(&yaml, vec![order(1, None, 5), order(2, Some(7), 6)], vec![customer(7, "Ada", 1)]);
+        assert_eq!(rows(&outcome), [(1, None), (2, Some("Ada"))], "{join}");
+    }
+}
+
+#[test]
+fn case_74_keys_of_different_types_are_refused_before_the_start() {
+    for key in ["INT", "STRING", "DECIMAL(10,0)"] {
+        let yaml = pipeline("tableJoin:", &format!("\"{key}\""), "String", "");
+        let document = serde_saphyr::from_str(&yaml).expect("YAML");
+        let pipeline = check::parse(&document).expect("the shape is right");
+        let mistakes = millrace_plan::compile(&pipeline).expect_err("the other key is a BIGINT");
+        assert!(mistakes.iter().any(|m| m.path.contains("keys") && m.hint.contains("CAST")), "{key}: {mistakes:?}");
+    }
+}
+
+#[test]
+fn case_75_a_row_older_than_the_retained_versions_is_routed_and_not_joined_with_a_wrong_one() {
+    let yaml = pipeline("temporalJoin:", "BIGINT", "String", VERSIONS);
+    let customers = vec![customer(7, "first", 0), customer(7, "second", 50)];
+    let outcome = run(&yaml, vec![order(1, Some(7), 100), order(2, Some(7), 20), order(3, Some(7), 95)], customers);
+    // Order 3 is late and within the retention; order 2 asks for a version that may be gone.
+    let mut joined = rows(&outcome);
+    joined.sort_unstable();
+    assert_eq!(joined, [(1, Some("second")), (3, Some("second"))]);
+    let dead = &outcome.topics["dead"];
+    assert_eq!(dead.len(), 1);
+    assert_eq!(dead[0]["value"]["id"], 2);
+    assert_eq!(dead[0]["headers"]["millrace-error-code"], "VersionExpired");
+    assert_eq!(dead[0]["headers"]["millrace-event-time"], "20");
+}
+
+#[test]
+fn case_78_a_value_older_than_the_deletion_does_not_bring_the_key_back() {
+    let yaml = pipeline("temporalJoin:", "BIGINT", "String", VERSIONS);
+    let customers = vec![Rec::tombstone(7).at(10), customer(7, "old", 5)];
+    let outcome = run(&yaml, vec![order(1, Some(7), 7), order(2, Some(7), 12)], customers);
+    assert_eq!(rows(&outcome), [(1, Some("old")), (2, None)]);
+}
+
+#[test]
+fn case_89_late_rows_that_are_dropped_are_counted_and_late_rows_can_be_routed() {
+    let orders = || vec![order(1, Some(7), 10), order(2, Some(7), 5), order(3, Some(7), 12)];
+    let yaml = pipeline("temporalJoin:\n        late: Drop", "BIGINT", "String", VERSIONS);
+    let outcome = run(&yaml, orders(), vec![customer(7, "Ada", 1)]);
+    assert_eq!(rows(&outcome), [(1, Some("Ada")), (3, Some("Ada"))]);
+    let (_, totals) = outcome.totals.iter().find(|(step, _)| step.ends_with(" joined")).expect("it is counted");
+    assert_eq!((totals.rows_in, totals.rows_out, totals.dropped_sum()), (3, 2, 1));
+
+    let yaml = pipeline("temporalJoin:\n        late: DeadLetter", "BIGINT", "String", VERSIONS);
+    let outcome = run(&yaml, orders(), vec![customer(7, "Ada", 1)]);
+    assert_eq!(outcome.topics["dead"].len(), 1);
+    assert_eq!(outcome.topics["dead"][0]["headers"]["millrace-error-code"], "Late");
+}
+
+#[test]
+fn case_101_a_record_that_was_dropped_moves_no_position_past_one_that_failed() {
+    // A poison record, then one that a tombstone drops; the process dies at every call in turn.
+    let yaml = pipeline("tableJoin:", "BIGINT", "String", "");
+    let poison = Rec::new(2, &json!({"id": "x"})).at(2);
+    let topics = Topics::from([
+        ("orders".to_owned(), vec![order(1, Some(7), 1), poison, Rec::tombstone(3).at(3), order(4, Some(7), 4)]),
+        ("customers".to_owned(), vec![customer(7, "Ada", 1)]),
+    ]);
+    for calls in 0..30 {
+        let faults = Ride { lives: vec![calls, calls], batch_records: 1, ..Ride::smooth() };
+        let outcome = ride(&plan(&yaml), &topics, &faults).expect("the run ends");
+        assert_eq!(rows(&outcome), [(1, Some("Ada")), (4, Some("Ada"))]);
+        assert_eq!(outcome.topics["dead"].len(), 1);
+    }
+}
