@@ -67,6 +67,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn murmur2_gives_what_kafkas_own_client_gives() {
+        // Printed by org.apache.kafka.common.utils.Utils of kafka-clients 4.4.0: the hash, and the partition among 8.
+        for (key, hash, partition) in [
+            ("", 275_646_681, 1),
+            ("a", -1_563_381_124, 4),
+            ("ab", 316_155_434, 2),
+            ("abc", 479_470_107, 3),
+            ("abcd", -1_323_649_548, 4),
+            ("21", -973_932_308, 4),
+            ("foobar", -790_332_482, 6),
+            ("a-little-bit-long-string", -985_981_536, 0),
+            ("a-little-bit-longer-string", -1_486_304_829, 3),
+            ("customer-7", -1_283_830_537, 7),
+            ("äöü€", 563_110_447, 7),
+            ("9223372036854775807", -1_221_667_907, 5),
+        ] {
+            assert_eq!(murmur2(key.as_bytes()) as i32, hash, "{key}");
+            assert_eq!(Partitioner::Murmur2.partition(key.as_bytes(), 8), Partition(partition), "{key}");
+        }
+    }
+
+    #[test]
     fn crc32_has_the_standard_check_value() {
         assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
         assert_eq!(crc32(b""), 0);
