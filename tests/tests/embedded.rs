@@ -208,3 +208,55 @@ fn walk(dir: &Path) -> Vec<std::path::PathBuf> {
     }
     files
 }
+
+const WITH_TABLE: &str = r#"
+apiVersion: millrace.dev/v1alpha1
+kind: Pipeline
+metadata: {name: embedded, namespace: test}
+spec:
+  kafka: {bootstrapServers: "unused:9092"}
+  sources:
+    - name: orders
+      kafka: {topic: orders}
+      key: {columns: [id], format: {type: String}}
+      format: {type: Json}
+      columns: [{name: id, type: BIGINT}]
+    - name: names
+      kafka: {topic: names}
+      key: {columns: [id], format: {type: String}}
+      format: {type: Json}
+      columns: [{name: id, type: BIGINT}, {name: name, type: STRING}]
+      table: {primaryKey: [id]}
+  steps:
+    - name: named
+      from: orders
+      STEP
+  sinks:
+    - name: all
+      from: named
+      kafka: {topic: all}
+      format: {type: Json}
+"#;
+
+#[test]
+fn a_table_that_an_edit_brings_back_is_read_anew() {
+    let dir = folder("{\"key\":\"1\",\"value\":{\"id\":1}}\n");
+    let join = "tableJoin: {table: names, joinType: Left, keys: [{left: id, right: id}], select: [id, name]}";
+    let project = "project: {select: [id, \"'gone' AS name\"]}";
+    let args = [&RUN[..], &["--out", "out", "--state", "state"]].concat();
+    let run = |step: &str, names: &str, orders: usize| {
+        fs::write(dir.path().join("topics/names.jsonl"), names).expect("a file");
+        let orders = "{\"key\":\"1\",\"value\":{\"id\":1}}\n".repeat(orders);
+        fs::write(dir.path().join("topics/orders.jsonl"), orders).expect("a file");
+        fs::write(dir.path().join("pipeline.yaml"), WITH_TABLE.replace("STEP", step)).expect("a file");
+        let (code, error) = millrace(dir.path(), &args);
+        assert_eq!(code, Some(0), "{error}");
+    };
+    run(join, "{\"key\":\"1\",\"value\":{\"id\":1,\"name\":\"Ada\"}}\n", 1);
+    run(project, "", 2);
+    // The row was deleted while nobody read the table, and the log has forgotten the tombstone.
+    run(join, "", 3);
+    let results = read_topic(&dir.path().join("out"), "all").expect("results");
+    let names: Vec<&Value> = results.iter().map(|r| &r["value"]["name"]).collect();
+    assert_eq!(names, [&json!("Ada"), &json!("gone"), &Value::Null]);
+}

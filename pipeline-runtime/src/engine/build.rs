@@ -367,7 +367,14 @@ fn read_marker(id: &TaskId, bytes: &[u8]) -> Result<Marker, BuildError> {
 fn take_up(task: &mut Task, marker: Marker) -> Result<(), BuildError> {
     task.epoch = marker.epoch;
     for input in &mut task.inputs {
-        let Some(mark) = marker.inputs.iter().find(|m| m.topic == input.topic) else { continue };
+        let Some(mark) = marker.inputs.iter().find(|m| m.topic == input.topic) else {
+            // A table that an edit brought back is read anew. Rows of its first life may have been deleted meanwhile.
+            if let Some(writer) = &input.writer {
+                let cleared = task.state.clear_table(writer.layout);
+                cleared.map_err(|source| BuildError::State { task: task.id.clone(), source })?;
+            }
+            continue;
+        };
         if mark.topic_id != input.topic_id {
             return Err(BuildError::Log(LogError::User(format!(
                 "topic '{}' was deleted and made again since the pipeline started: its positions mean nothing any more; restart the pipeline under a new name",
