@@ -8,6 +8,8 @@ export MILLRACE_CACHE ?= $(HOME)/.cache/millrace
 export CARGO_TARGET_DIR ?= $(MILLRACE_CACHE)/target
 MILLRACE := $(CARGO_TARGET_DIR)/release/millrace
 STEP := tests/setup/step.sh
+# RocksDB and Kafka sync their files at every start, and tests start many: in memory where that is possible.
+SCRATCH := $(if $(wildcard /dev/shm/.),/dev/shm,/tmp)
 # One profile for everything, so that RocksDB and DataFusion are compiled once.
 CARGO_TEST := cargo test --locked --release --workspace
 
@@ -38,7 +40,7 @@ test:
 
 test-parts: build
 	@$(STEP) 'formatting' cargo fmt --all --check
-	@$(STEP) 'unit, property and golden tests' $(CARGO_TEST)
+	@$(STEP) 'unit, property and golden tests' env TMPDIR=$(SCRATCH) $(CARGO_TEST)
 	@$(STEP) 'clippy' cargo clippy --locked --release --workspace --all-targets -- -D warnings
 	@$(STEP) 'dependencies' tests/setup/cargo-deny.sh
 	@$(STEP) 'examples' tests/setup/examples.sh $(MILLRACE)

@@ -2,7 +2,8 @@
 //!
 //! An epoch takes what the lane has read since the last one. It ends at the commit interval, or when it has grown to
 //! [`EPOCH_BYTES_MAX`]; then output, state changes, blocks and markers become visible together, and only after that is
-//! known the state is written to RocksDB (invariant I1). A quiet lane commits nothing.
+//! known the state is written to RocksDB (invariant I1). A quiet lane commits nothing, but for what the readers of an
+//! exchange must hear about time.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,8 +38,7 @@ pub const WAITING_ROWS_MAX: usize = 1 << 20;
 const EPOCH_BYTES_MAX: usize = 32 << 20;
 /// How often the ends of inputs are looked up while there is something to do.
 const TICK_MS: u64 = 50;
-/// A task's memtables are written out when they hold this much, or after this time.
-const FLUSH_BYTES: u64 = 64 << 20;
+/// Every task's memtables are written out after this time.
 const FLUSH_MS: u64 = 600_000;
 
 #[derive(Clone, Debug)]
@@ -96,7 +96,7 @@ pub struct Engine<L> {
     outbox: Outbox,
     /// Something was sent in the open epoch.
     open: bool,
-    epoch_bytes: usize,
+    sent_bytes: usize,
     metrics: Arc<Metrics>,
     last_commit_ms: u64,
     last_tick_ms: u64,
@@ -133,7 +133,7 @@ impl<L: Log> Engine<L> {
             routes: Vec::new(),
             outbox: Outbox::default(),
             open: false,
-            epoch_bytes: 0,
+            sent_bytes: 0,
             metrics,
             last_commit_ms: now.steady_ms,
             last_tick_ms: 0,
@@ -181,17 +181,18 @@ impl<L: Log> Engine<L> {
             let busy = self.turn()?;
             let now = now();
             let due_ms = self.config.commit_interval_ms;
-            let interval_over = now.steady_ms.saturating_sub(self.last_commit_ms) >= due_ms;
+            let left_ms = due_ms.saturating_sub(now.steady_ms.saturating_sub(self.last_commit_ms));
             // With nothing to read a bounded run does not wait for the interval: other stages wait for the epoch.
             let hurry = !busy && self.log.bounded();
-            if (interval_over || hurry || self.epoch_bytes >= EPOCH_BYTES_MAX) && self.due(now) {
+            if (left_ms == 0 || hurry || self.epoch_bytes() >= EPOCH_BYTES_MAX) && self.due(now) {
                 self.commit(now)?;
             } else if !busy {
                 if self.finished() {
                     self.flush_state()?;
                     return Ok(Exit::Finished);
                 }
-                self.log.wait(due_ms.saturating_sub(now.steady_ms.saturating_sub(self.last_commit_ms)).max(1));
+                // A quiet lane has nothing to be in time for.
+                self.log.wait(if left_ms == 0 { due_ms } else { left_ms });
             }
         }
         let now = now();
@@ -209,10 +210,12 @@ impl<L: Log> Engine<L> {
             let route = &routes[id.0];
             tasks[route.task].wants(route.input)
         };
+        let bounded = self.log.bounded();
         let fetch = self.log.poll(&wanted, self.config.batch_records)?;
         let busy = fetch.is_some();
         let now = now();
-        let mut look = !busy || now.steady_ms.saturating_sub(self.last_tick_ms) >= TICK_MS;
+        let rested = now.steady_ms.saturating_sub(self.last_tick_ms) >= TICK_MS;
+        let mut look = rested || (!busy && bounded);
         if let Some(fetch) = fetch {
             let route = &routes[fetch.input.0];
             let task = &mut tasks[route.task];
@@ -233,7 +236,7 @@ impl<L: Log> Engine<L> {
     fn send(&mut self) -> Result<(), EngineError> {
         if !self.outbox.is_empty() {
             self.open = true;
-            self.epoch_bytes += self.outbox.bytes();
+            self.sent_bytes += self.outbox.bytes();
             self.log.send(&mut self.outbox)?;
         }
         Ok(())
@@ -257,6 +260,11 @@ impl<L: Log> Engine<L> {
         }
         self.last_tick_ms = now.steady_ms;
         Ok(())
+    }
+
+    /// What the open epoch holds in memory, about: what was sent, and the state changes that will be.
+    fn epoch_bytes(&self) -> usize {
+        self.sent_bytes + self.tasks.iter().map(|t| t.state.overlay_bytes()).sum::<usize>()
     }
 
     fn due(&self, now: Now) -> bool {
@@ -284,22 +292,25 @@ impl<L: Log> Engine<L> {
             }
         }
         self.open = false;
-        self.epoch_bytes = 0;
+        self.sent_bytes = 0;
         self.last_commit_ms = now.steady_ms;
         self.publish();
         self.flush_some(now)
     }
 
-    /// Writes out the memtables that are large, and all of them from time to time.
+    /// Writes out all memtables from time to time, and the largest when they fill the worker's budget: the library would
+    /// only look at the one that is being written to.
     fn flush_some(&mut self, now: Now) -> Result<(), EngineError> {
-        let all = now.steady_ms.saturating_sub(self.last_flush_ms) >= FLUSH_MS;
-        if all {
+        if now.steady_ms.saturating_sub(self.last_flush_ms) >= FLUSH_MS {
             self.last_flush_ms = now.steady_ms;
+            return self.flush_state();
         }
-        for task in &self.tasks {
-            if all || task.state.memtable_bytes() >= FLUSH_BYTES {
-                flush(task)?;
-            }
+        let bytes = |task: &Task| task.state.memtable_bytes();
+        let full = self.config.write_buffer_bytes as u64 / 4 * 3;
+        if self.tasks.iter().map(bytes).sum::<u64>() >= full
+            && let Some(task) = self.tasks.iter().max_by_key(|task| bytes(task))
+        {
+            task.state.start_flush().map_err(|error| of(&task.id)(TaskError::State(error)))?;
         }
         Ok(())
     }

@@ -22,6 +22,7 @@ pub struct Metrics {
     rows_out: IntCounterVec,
     dropped: IntCounterVec,
     joined_late: IntCounterVec,
+    future: IntCounterVec,
     epochs: IntCounterVec,
     waiting: IntGaugeVec,
     lag_records: IntGaugeVec,
@@ -55,6 +56,12 @@ impl Metrics {
                 &registry,
                 "millrace_rows_joined_late_total",
                 "Of the rows passed on: those that came below the watermark",
+                step,
+            )?,
+            future: counter(
+                &registry,
+                "millrace_rows_future_total",
+                "Rows with an event time further ahead than allowed",
                 step,
             )?,
             epochs: counter(&registry, "millrace_epochs_total", "Committed epochs", &["stage", "partition"])?,
@@ -100,6 +107,7 @@ impl Metrics {
             raise(&self.rows_in, "in", &labels, totals.rows_in);
             raise(&self.rows_out, "out", &labels, totals.rows_out);
             raise(&self.joined_late, "late", &labels, totals.joined_late);
+            raise(&self.future, "future", &labels, totals.future);
             for reason in DropReason::ALL {
                 let rows = totals.dropped.get(&reason).copied().unwrap_or(0);
                 raise(&self.dropped, "dropped", &[stage, &partition, &step, reason.name()], rows);

@@ -64,3 +64,33 @@ impl Rows {
         Self { batch, metas: Arc::clone(&self.metas), watermark: self.watermark }
     }
 }
+
+/// Length of what [`write_meta`] writes.
+pub const META_BYTES: usize = 45;
+
+/// `event time | timestamp | watermark | source watermark | offset`, 8 bytes each, `partition` 4, `late` 1; little-endian.
+pub fn write_meta(out: &mut Vec<u8>, meta: &RowMeta) {
+    let timestamp = meta.timestamp_ms.unwrap_or(i64::MIN);
+    for number in [meta.event_time, timestamp, meta.watermark, meta.source_watermark, meta.offset.0] {
+        out.extend_from_slice(&number.to_le_bytes());
+    }
+    out.extend_from_slice(&meta.partition.0.to_le_bytes());
+    out.push(u8::from(meta.late));
+}
+
+/// The meta at the start of `bytes`, and the rest.
+pub fn read_meta(bytes: &[u8]) -> Option<(RowMeta, &[u8])> {
+    let (meta, rest) = bytes.split_at_checked(META_BYTES)?;
+    let number = |i: usize| meta[i * 8..i * 8 + 8].try_into().map(i64::from_le_bytes).ok();
+    let timestamp = number(1)?;
+    let meta = RowMeta {
+        event_time: number(0)?,
+        timestamp_ms: (timestamp != i64::MIN).then_some(timestamp),
+        watermark: number(2)?,
+        source_watermark: number(3)?,
+        offset: Offset(number(4)?),
+        partition: Partition(meta[40..44].try_into().map(i32::from_le_bytes).ok()?),
+        late: meta[44] != 0,
+    };
+    Some((meta, rest))
+}

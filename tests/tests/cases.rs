@@ -162,3 +162,48 @@ fn case_101_a_record_that_was_dropped_moves_no_position_past_one_that_failed() {
         assert_eq!(outcome.topics["dead"].len(), 1);
     }
 }
+
+/// Customers come from Debezium; the orders read the table that these changes leave behind.
+fn after(changes: Vec<Rec>, ids: &[i64]) -> Vec<(i64, Option<String>)> {
+    let yaml = pipeline("tableJoin:", "BIGINT", "Json", "");
+    let yaml = yaml.replacen(
+        "format: {type: Json}\n      columns:\n        - {name: customer",
+        "format: {type: DebeziumJson}\n      columns:\n        - {name: customer",
+        1,
+    );
+    let orders = ids.iter().map(|id| order(*id, Some(*id), 1)).collect();
+    let outcome = run(&yaml, orders, changes);
+    rows(&outcome).into_iter().map(|(id, name)| (id, name.map(str::to_owned))).collect()
+}
+
+fn change(op: &str, id: i64, before: Option<&str>, after: Option<&str>, lsn: i64) -> Rec {
+    let row = |name: &str| json!({"customer": id, "name": name, "since": 0});
+    let value = json!({
+        "before": before.map(row), "after": after.map(row), "op": op, "source": {"lsn": lsn}, "ts_ms": lsn,
+    });
+    Rec::new(json!({"customer": id}), &value).at(lsn)
+}
+
+fn named(id: i64, name: &str) -> (i64, Option<String>) {
+    (id, Some(name.to_owned()))
+}
+
+#[test]
+fn case_38_changes_in_commit_order_are_all_applied_though_their_positions_are_not_in_order() {
+    let changes = [3, 5, 7, 4, 6].iter().map(|lsn| change("c", *lsn, None, Some("there"), *lsn)).collect();
+    assert_eq!(after(changes, &[3, 4, 5, 6, 7]), [3, 4, 5, 6, 7].map(|id| named(id, "there")));
+}
+
+#[test]
+fn case_55_and_57_rows_that_come_in_the_snapshot_and_again_in_the_log_are_one_row_and_none_is_lost() {
+    let changes = vec![
+        change("r", 1, None, Some("snapshot"), 10),
+        change("c", 2, None, Some("in both"), 9),
+        change("r", 2, None, Some("in both"), 10),
+        change("u", 1, Some("snapshot"), Some("changed"), 11),
+        change("c", 3, None, Some("behind the snapshot"), 12),
+        change("d", 2, Some("in both"), None, 13),
+    ];
+    let expected = [named(1, "changed"), (2, None), named(3, "behind the snapshot")];
+    assert_eq!(after(changes, &[1, 2, 3]), expected);
+}

@@ -71,7 +71,7 @@ fn a_row_that_an_expression_fails_on_is_a_dead_letter_and_the_others_go_on() {
 }
 
 #[test]
-fn case_123_a_poison_record_keeps_its_bytes_whatever_is_missing_in_it() {
+fn case_123_and_125_a_poison_record_keeps_its_bytes_whatever_is_missing_in_it() {
     let plan = plan(&pipeline("DeadLetter", "Accept", true));
     let broken = Rec { key: None, value: Some("{\"id\":\"x\"}".to_owned()), timestamp: None, partition: 0 };
     let outcome = ride(&plan, &orders(vec![broken, order(2, 1, 0)]), &Ride::smooth()).expect("the run ends");
@@ -110,13 +110,17 @@ fn case_84_an_event_from_the_future_is_a_dead_letter_where_the_policy_says_so() 
     assert_eq!(outcome.topics["dead"][0]["headers"]["millrace-error-code"], "FutureEventTime");
 }
 
-/// Runs the real command on a folder.
-fn millrace(dir: &Path, args: &[&str]) -> (Option<i32>, String) {
+/// The real command, which lies beside the folder of the tests.
+fn program() -> std::path::PathBuf {
     let mut program = std::env::current_exe().expect("the test's own path");
     program.pop();
-    program.pop();
-    program.push("millrace");
-    let output = std::process::Command::new(program).args(args).current_dir(dir).output().expect("the command runs");
+    program.set_file_name("millrace");
+    program
+}
+
+/// Runs the real command on a folder.
+fn millrace(dir: &Path, args: &[&str]) -> (Option<i32>, String) {
+    let output = std::process::Command::new(program()).args(args).current_dir(dir).output().expect("the command runs");
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
@@ -161,7 +165,7 @@ fn a_wrong_line_is_named_by_file_and_line() {
     let dir = folder("{\"value\":1}\n{\"vlaue\":1}\n");
     let (code, error) = millrace(dir.path(), &RUN);
     assert_eq!(code, Some(1));
-    assert!(error.contains("orders.jsonl:2: unknown field `vlaue`"), "{error}");
+    assert!(error.contains("orders.jsonl:2: not a record: unknown field `vlaue`"), "{error}");
 }
 
 #[test]
@@ -259,4 +263,115 @@ fn a_table_that_an_edit_brings_back_is_read_anew() {
     let results = read_topic(&dir.path().join("out"), "all").expect("results");
     let names: Vec<&Value> = results.iter().map(|r| &r["value"]["name"]).collect();
     assert_eq!(names, [&json!("Ada"), &json!("gone"), &Value::Null]);
+}
+
+#[test]
+fn a_file_that_grows_after_its_end_gives_what_one_run_over_all_of_it_gives() {
+    let dir = folder("");
+    let yaml = WITH_TABLE
+        .replace(
+            "{name: id, type: BIGINT}]\n",
+            "{name: id, type: BIGINT}, {name: time, type: TIMESTAMP(3)}]\n      eventTime: {column: time}\n",
+        )
+        .replace(
+            "{name: name, type: STRING}]",
+            "{name: name, type: STRING}, {name: time, type: TIMESTAMP(3)}]\n      eventTime: {column: time}",
+        )
+        .replace("{primaryKey: [id]}", "{primaryKey: [id], versions: {retention: 7d}}")
+        .replace("STEP", "temporalJoin: {table: names, keys: [{left: id, right: id}], select: [id, name]}");
+    fs::write(dir.path().join("pipeline.yaml"), yaml).expect("a file");
+    let args = [&RUN[..], &["--out", "out", "--state", "state"]].concat();
+    let (mut orders, mut names) = (String::new(), String::new());
+    let mut grow = |order: Option<i64>, versions: &[(&str, i64)]| {
+        orders.extend(order.map(|time| format!("{{\"key\":\"1\",\"value\":{{\"id\":1,\"time\":{time}}}}}\n")));
+        let version = |(name, time): &(&str, i64)| {
+            format!("{{\"key\":\"1\",\"value\":{{\"id\":1,\"name\":\"{name}\",\"time\":{time}}}}}\n")
+        };
+        names.extend(versions.iter().map(version));
+        fs::write(dir.path().join("topics/orders.jsonl"), &orders).expect("a file");
+        fs::write(dir.path().join("topics/names.jsonl"), &names).expect("a file");
+        let (code, error) = millrace(dir.path(), &args);
+        assert_eq!(code, Some(0), "{error}");
+    };
+    grow(Some(1_000), &[("first", 0)]);
+    grow(None, &[("second", 100_000), ("third", 200_000)]);
+    grow(Some(150_000), &[]);
+    let results = read_topic(&dir.path().join("out"), "all").expect("results");
+    let names: Vec<&str> = results.iter().filter_map(|r| r["value"]["name"].as_str()).collect();
+    assert_eq!(names, ["first", "second"]);
+}
+
+#[test]
+fn another_source_topic_is_refused_by_the_state_of_the_old_one() {
+    let dir = folder("{\"value\":{\"id\":1,\"time\":5}}\n");
+    let args = [&RUN[..], &["--out", "out", "--state", "state"]].concat();
+    assert_eq!(millrace(dir.path(), &args).0, Some(0));
+    let text = fs::read_to_string(dir.path().join("pipeline.yaml")).expect("a file");
+    fs::write(dir.path().join("pipeline.yaml"), text.replace("topic: orders", "topic: orders2")).expect("a file");
+    fs::copy(dir.path().join("topics/orders.jsonl"), dir.path().join("topics/orders2.jsonl")).expect("a copy");
+    let (code, error) = millrace(dir.path(), &args);
+    assert_eq!(code, Some(1));
+    assert!(error.contains("source 'orders' read topic 'orders' and reads 'orders2' now"), "{error}");
+    assert_eq!(read_topic(&dir.path().join("out"), "all").expect("results").len(), 1);
+}
+
+/// Waits for a condition; the deadline is there so that a fault is an error and not a hang.
+fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let start = std::time::Instant::now();
+    while !condition() {
+        assert!(start.elapsed().as_secs() < 60, "{what} did not happen");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_partition_that_appears_while_a_run_follows_is_an_error_and_not_unread() {
+    let dir = folder("{\"value\":{\"id\":1,\"time\":5}}\n");
+    let mut command = std::process::Command::new(program());
+    command.args(RUN).args(["--follow", "--out", "out", "--state", "state"]).current_dir(dir.path());
+    let mut child = command.stderr(std::process::Stdio::piped()).spawn().expect("the command starts");
+    let results = || read_topic(&dir.path().join("out"), "all").is_ok_and(|r| r.len() == 1);
+    eventually("the first result", results);
+    let more = "{\"value\":{\"id\":1,\"time\":5}}\n{\"partition\":1,\"value\":{\"id\":2,\"time\":5}}\n";
+    fs::write(dir.path().join("topics/orders.jsonl"), more).expect("a file");
+    let code = child.wait().expect("it ends").code();
+    let mut error = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().expect("it is piped"), &mut error).expect("text");
+    assert_eq!(code, Some(1));
+    assert!(error.contains("orders.jsonl:2: partition 1 is new"), "{error}");
+}
+
+#[test]
+fn a_disk_that_is_full_stops_the_run_and_the_next_one_goes_on() {
+    let dir = folder(&"{\"value\":{\"id\":1,\"time\":5}}\n".repeat(5000));
+    let args = [&RUN[..], &["--out", "out", "--state", "state"]].concat();
+    // A limit on the size of files, in KiB, stands for the disk; without the signal a write fails as on a full one.
+    let script = format!("trap '' XFSZ; ulimit -f 64; exec {} {}", program().display(), args.join(" "));
+    let output = std::process::Command::new("bash").args(["-c", &script]).current_dir(dir.path()).output();
+    let output = output.expect("bash runs");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("error: "), "{error}");
+    assert_eq!(millrace(dir.path(), &args), (Some(0), String::new()));
+    assert_eq!(read_topic(&dir.path().join("out"), "all").expect("results").len(), 5000);
+}
+
+#[test]
+fn a_case_tells_decimals_apart_that_a_float_cannot() {
+    let dir = folder("");
+    let yaml = WITH_TABLE
+        .replace("id, type: BIGINT", "id, type: \"DECIMAL(22,2)\"")
+        .replace("STEP", "project: {select: [id]}");
+    let yaml = yaml.replace("key: {columns: [id], format: {type: String}}\n      format", "format");
+    fs::write(dir.path().join("pipeline.yaml"), yaml).expect("a file");
+    let case = dir.path().join("cases/digits");
+    fs::create_dir_all(case.join("input")).expect("a folder");
+    fs::create_dir_all(case.join("expected")).expect("a folder");
+    fs::write(case.join("input/orders.jsonl"), "{\"value\":{\"id\":12345678901234567890.12}}\n").expect("a file");
+    let expected = case.join("expected/all.jsonl");
+    let test = || millrace(dir.path(), &["test", "-f", "pipeline.yaml", "cases", "--log-level=error"]).0;
+    fs::write(&expected, "{\"value\":{\"id\":12345678901234567999.99}}\n").expect("a file");
+    assert_eq!(test(), Some(1));
+    fs::write(&expected, "{\"value\" : {\"id\":12345678901234567890.12}}\n").expect("a file");
+    assert_eq!(test(), Some(0));
 }

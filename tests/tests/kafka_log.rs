@@ -67,7 +67,7 @@ fn outbox(topic: &str, values: &[&str]) -> Outbox {
     let mut outbox = Outbox::default();
     let index = outbox.topic_index(topic);
     for value in values {
-        outbox.push(index, Partition(0), Some(1_000), None, Some(value.as_bytes()), Vec::new());
+        outbox.push(index, Partition(0), Some(1_000), Some(value.as_bytes()), Some(value.as_bytes()), Vec::new());
     }
     outbox
 }
@@ -124,13 +124,18 @@ fn an_aborted_epoch_is_never_visible_and_its_end_is_reached() {
     let kafka = kafka();
     kafka.create_topic("aborted", 1, &[]).unwrap();
     let mut log = open("aborter", &["aborted"]);
-    log.send(&mut outbox("aborted", &["never"])).unwrap();
-    log.abort().unwrap();
+    let abort_once_written = |log: &mut KafkaLog, records| {
+        log.send(&mut outbox("aborted", &["never"])).unwrap();
+        // What still lingers would be thrown away before it is written.
+        let written = || Ok(kafka.read_uncommitted("aborted")?.len() == records);
+        wait::until("the record", DEADLINE, written).unwrap();
+        log.abort().unwrap();
+    };
+    abort_once_written(&mut log, 1);
     log.send(&mut outbox("aborted", &["seen"])).unwrap();
     log.commit().unwrap();
-    log.send(&mut outbox("aborted", &["never"])).unwrap();
-    log.abort().unwrap();
-    wait::until("both ends", DEADLINE, || Ok(log.end_of("aborted", Partition(0))?.0 == 6)).unwrap();
+    abort_once_written(&mut log, 3);
+    wait::until("the last marker", DEADLINE, || Ok(log.end_of("aborted", Partition(0))?.0 == 6)).unwrap();
     assert_eq!(values(kafka.read_committed("aborted").unwrap()), ["seen"]);
     let mut reader = open("reader", &[]);
     let input = reader.assign(assignment("aborted", 0, 0)).unwrap();
@@ -143,14 +148,16 @@ fn an_aborted_epoch_is_never_visible_and_its_end_is_reached() {
 fn what_is_not_wanted_waits_and_nothing_of_it_is_lost() {
     let kafka = kafka();
     kafka.create_topic("gated", 2, &[]).unwrap();
-    kafka.produce("gated", (0..2_000).map(|i| Message::new("k", format!("{i}")).on(i % 2).at(i64::from(i)))).unwrap();
+    kafka
+        .produce("gated", (0..2_000).map(|i| Message::new("k", format!("{i}")).on(i % 2).at(1 + i64::from(i))))
+        .unwrap();
     let mut log = open("gate", &[]);
     let inputs = [0, 1].map(|p| log.assign(assignment("gated", p, 0)).unwrap());
     let first = read_all(&mut log, &inputs[1..], 100);
     assert!(first.iter().all(|(input, ..)| *input == 1));
     assert_eq!(first.len(), 1_000);
     // Of the other one the lane knows how old its oldest record is.
-    wait::until("the head", DEADLINE, || Ok(log.end(inputs[0])?.head_timestamp_ms == Some(0))).unwrap();
+    wait::until("the head", DEADLINE, || Ok(log.end(inputs[0])?.head_timestamp_ms == Some(1))).unwrap();
     let second = read_all(&mut log, &inputs[..1], 100);
     let expected: Vec<Read> = (0..1_000).map(|i| (0, i, format!("{}", i * 2))).collect();
     assert_eq!(second, expected);
@@ -162,7 +169,7 @@ fn the_oldest_head_is_read_first_and_nobody_is_passed_over_for_ever() {
     let kafka = kafka();
     kafka.create_topic("old", 1, &[]).unwrap();
     kafka.create_topic("young", 1, &[]).unwrap();
-    kafka.produce("old", (0..400).map(|i| Message::new("k", "old").on(0).at(i))).unwrap();
+    kafka.produce("old", (0..400).map(|i| Message::new("k", "old").on(0).at(1 + i))).unwrap();
     kafka.produce("young", (0..2).map(|i| Message::new("k", "young").on(0).at(1_000_000 + i))).unwrap();
     let mut log = open("heads", &[]);
     let inputs = ["young", "old"].map(|topic| log.assign(assignment(topic, 0, 0)).unwrap());
@@ -315,16 +322,14 @@ fn a_topic_that_is_missing_is_said_with_the_command_that_creates_it() {
     let anew = log.open_output("absent").unwrap().id;
     assert!(id.is_some() && anew.is_some() && id != anew, "{id:?} {anew:?}");
     assert_eq!(log.cluster_id().as_deref(), Some(kafka.cluster_id()));
-    let required = InternalTopics { create: false, replication_factor: 1 };
-    let config = KafkaLogConfig { internal: required, ..config(kafka, "requiring", &[]) };
-    let error = KafkaLog::open(config).unwrap().create_internal("x-changelog", InternalKind::Changelog, 1).unwrap_err();
-    assert!(error.to_string().contains("RequireExisting"), "{error}");
-    let config = KafkaLogConfig {
-        internal: InternalTopics { create: true, replication_factor: 3 },
-        ..config(kafka, "replicated", &[])
+    let refusal = |internal| {
+        let mut log = KafkaLog::open(KafkaLogConfig { internal, ..config(kafka, "refused", &[]) }).unwrap();
+        log.create_internal("x-changelog", InternalKind::Changelog, 1).unwrap_err().to_string()
     };
-    let error = KafkaLog::open(config).unwrap().create_internal("x-changelog", InternalKind::Changelog, 1).unwrap_err();
-    assert!(error.to_string().contains("replicationFactor"), "{error}");
+    let error = refusal(InternalTopics { create: false, replication_factor: 1 });
+    assert!(error.contains("RequireExisting"), "{error}");
+    let error = refusal(InternalTopics { create: true, replication_factor: 3 });
+    assert!(error.contains("replicationFactor"), "{error}");
 }
 
 #[test]
@@ -363,7 +368,7 @@ fn rows_between_stages_are_deleted_behind_their_reader() {
 fn epoch(number: usize, results: &str, changelog: &str) -> Outbox {
     let mut outbox = outbox(results, &[&format!("result {number}"), &format!("second result {number}")]);
     let index = outbox.topic_index(changelog);
-    outbox.push(index, Partition(0), Some(1_000), None, Some(format!("{number}").as_bytes()), Vec::new());
+    outbox.push(index, Partition(0), Some(1_000), Some(b"m"), Some(format!("{number}").as_bytes()), Vec::new());
     outbox
 }
 

@@ -133,10 +133,6 @@ impl InputClock {
         self.upstreams.iter().map(as_of).min().unwrap_or(i64::MIN)
     }
 
-    pub fn upstream(&self, index: usize) -> Upstream {
-        self.upstreams[index]
-    }
-
     pub fn upstreams(&self) -> usize {
         self.upstreams.len()
     }

@@ -61,6 +61,9 @@ pub struct Totals {
     /// Of `rows_out`: rows that were late and were joined all the same.
     #[serde(default)]
     pub joined_late: u64,
+    /// Of `rows_in`: rows with an event time further ahead than allowed, whatever became of them.
+    #[serde(default)]
+    pub future: u64,
 }
 
 impl Totals {

@@ -30,6 +30,5 @@ pub fn run(args: &Args) -> Outcome {
         DiffError::New(mistakes) => Failure::Mistakes(args.file.clone(), mistakes),
     })?;
     print!("{diff}");
-    frozen.iter().for_each(|mistake| println!("refused: {mistake}"));
-    Ok(())
+    if frozen.is_empty() { Ok(()) } else { Err(Failure::Mistakes(args.file.clone(), frozen)) }
 }

@@ -58,15 +58,9 @@ pub fn run(args: Args) -> Outcome {
     let ignored = unserved::ignored_locally(&pipeline);
     let ignored: Vec<String> = ignored.iter().map(|(path, instead)| format!("{path} ({instead})")).collect();
     tracing::info!("a local run does not use {}", ignored.join(", "));
-    let temporary = match &args.state {
-        Some(_) => None,
-        None => Some(tempfile::tempdir().context("make a temporary state folder")?),
-    };
-    let state = match (&args.state, &temporary) {
-        (Some(dir), _) => dir.clone(),
-        (None, Some(dir)) => dir.path().to_owned(),
-        (None, None) => unreachable!("a temporary folder was made"),
-    };
+    // Removed when the run ends.
+    let temporary = tempfile::tempdir().context("make a temporary state folder")?;
+    let state = args.state.unwrap_or_else(|| temporary.path().to_owned());
     let files = FileLogConfig { topics, out: args.out, state, follow: args.follow, missing_is_empty: false };
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
@@ -140,7 +134,12 @@ fn check_state_fits(old: &Plan, new: &Plan, engine: &Engine<FileLog>, dir: &Path
             used.then(|| format!("{}: {why}", layout.operator))
         }
     };
-    let misfits: Vec<String> = old.state.iter().filter_map(misfit).collect();
+    let mut misfits: Vec<String> = old.state.iter().filter_map(misfit).collect();
+    for source in &old.sources {
+        if let Some(now) = new.source(&source.name).filter(|now| now.topic != source.topic) {
+            misfits.push(format!("source '{}' read topic '{}' and reads '{}' now", now.name, source.topic, now.topic));
+        }
+    }
     if !misfits.is_empty() {
         bail!(
             "the state in {} does not fit the pipeline any more; give another --state to begin anew:\n  {}",

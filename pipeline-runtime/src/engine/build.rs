@@ -388,7 +388,7 @@ fn take_up(task: &mut Task, marker: Marker) -> Result<(), BuildError> {
             ))));
         }
         input.next = mark.next;
-        input.level_at = mark.level_at.or(input.level_at.filter(|_| mark.level_at.is_none()));
+        input.level_at = mark.level_at.or(input.level_at);
         input.source_clock = mark.source_clock;
         if mark.clock.upstreams() == input.clock.upstreams() {
             input.clock = mark.clock.clone().restored();

@@ -17,7 +17,7 @@ pub struct Changes {
     pub ops: Vec<Op>,
     /// The event time of a change is when it is valid from.
     pub metas: Vec<RowMeta>,
-    /// (row, column) of values that the change does not carry: what the table holds stays.
+    /// (row, column) of values that the change does not carry: what the table holds stays. Sorted by row.
     pub unavailable: Vec<(usize, usize)>,
 }
 
@@ -25,6 +25,13 @@ impl Changes {
     pub fn empty() -> Self {
         let batch = RecordBatch::new_empty(Arc::new(Schema::empty()));
         Self { batch, ops: Vec::new(), metas: Vec::new(), unavailable: Vec::new() }
+    }
+
+    /// The entries of one row in `unavailable`.
+    pub fn unavailable_of(&self, row: usize) -> &[(usize, usize)] {
+        let start = self.unavailable.partition_point(|(r, _)| *r < row);
+        let rest = &self.unavailable[start..];
+        &rest[..rest.partition_point(|(r, _)| *r == row)]
     }
 }
 
@@ -92,7 +99,7 @@ impl TableWriter {
                 continue;
             }
             row_bytes.clear();
-            let partial = !changes.unavailable.is_empty() && changes.unavailable.iter().any(|(r, _)| *r == row);
+            let partial = !changes.unavailable_of(row).is_empty();
             match op {
                 Op::Delete => {}
                 Op::Upsert if partial => self.merge(changes, row, (&key, &mut row_bytes), state, now_ms)?,

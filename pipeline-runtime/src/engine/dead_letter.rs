@@ -9,6 +9,8 @@ use millrace_core::plan::Partitioner;
 
 use crate::log::{Header, Outbox, Record, TopicIndex};
 
+/// What the names of our headers begin with.
+const HEADER_PREFIX: &str = "millrace-";
 pub const HEADER_CODE: &str = "millrace-error-code";
 pub const HEADER_TEXT: &str = "millrace-error-text";
 /// The topic that the record was read from.
@@ -18,7 +20,7 @@ pub const HEADER_OFFSET: &str = "millrace-offset";
 pub const HEADER_TIMESTAMP: &str = "millrace-timestamp";
 /// Milliseconds; only for a row that a step gave up, and whose stream has event time.
 pub const HEADER_EVENT_TIME: &str = "millrace-event-time";
-/// How often it was tried.
+/// How often the record became a dead letter: it counts on when a dead letter is sent back to its topic.
 pub const HEADER_ATTEMPTS: &str = "millrace-attempts";
 /// The step that gave the row up; absent for a record that could not be read.
 pub const HEADER_STEP: &str = "millrace-step";
@@ -57,8 +59,12 @@ impl DeadLetters {
 
     /// A record that could not be read.
     pub fn record(self, outbox: &mut Outbox, origin: Origin<'_>, record: &Record<'_>, code: &str, text: &str) {
-        let mut headers = record.headers.to_vec();
-        headers.extend(reason(origin, code, text));
+        // A dead letter that was sent back to its topic brings our headers along: they are replaced, and counted on from.
+        let ours = |h: &&Header| h.name.starts_with(HEADER_PREFIX);
+        let before = record.headers.iter().find(|h| h.name == HEADER_ATTEMPTS);
+        let before = before.and_then(|h| std::str::from_utf8(&h.value).ok()?.parse::<u32>().ok()).unwrap_or(0);
+        let mut headers: Vec<Header> = record.headers.iter().filter(|h| !ours(h)).cloned().collect();
+        headers.extend(reason(origin, before.saturating_add(1), code, text));
         let partition = self.partition(record.key, origin);
         outbox.push(self.topic, partition, record.timestamp_ms, record.key, record.value, headers);
     }
@@ -66,7 +72,7 @@ impl DeadLetters {
     /// A row that a step gave up, as JSON: with the columns that the pipeline uses from there on.
     pub fn row(self, outbox: &mut Outbox, origin: Origin<'_>, given_up: GivenUp<'_>, code: &str, text: &str) {
         let GivenUp { step, row, event_time_ms } = given_up;
-        let mut headers: Vec<Header> = reason(origin, code, text).into();
+        let mut headers: Vec<Header> = reason(origin, 1, code, text).into();
         headers.push(header(HEADER_STEP, step.to_owned()));
         headers.extend(event_time_ms.map(|time| header(HEADER_EVENT_TIME, time.to_string())));
         outbox.push(self.topic, self.partition(None, origin), origin.timestamp_ms, None, Some(row), headers);
@@ -85,7 +91,7 @@ fn header(name: &str, value: String) -> Header {
     Header { name: name.to_owned(), value: value.into_bytes() }
 }
 
-fn reason(origin: Origin<'_>, code: &str, text: &str) -> [Header; 7] {
+fn reason(origin: Origin<'_>, attempts: u32, code: &str, text: &str) -> [Header; 7] {
     let end = (0..=TEXT_BYTES_MAX.min(text.len())).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0);
     [
         header(HEADER_CODE, code.to_owned()),
@@ -94,6 +100,6 @@ fn reason(origin: Origin<'_>, code: &str, text: &str) -> [Header; 7] {
         header(HEADER_PARTITION, origin.partition.to_string()),
         header(HEADER_OFFSET, origin.offset.to_string()),
         header(HEADER_TIMESTAMP, origin.timestamp_ms.map(|t| t.to_string()).unwrap_or_default()),
-        header(HEADER_ATTEMPTS, "1".to_owned()),
+        header(HEADER_ATTEMPTS, attempts.to_string()),
     ]
 }

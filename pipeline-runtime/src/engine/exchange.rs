@@ -6,7 +6,7 @@
 //! must go earlier carries no progress.
 //!
 //! Layout, little-endian: `format u8 | flags u8 | upstream u32 | watermark i64 | complete as of i64 | rows u32`, then
-//! for each row `meta 45 | operation u8 | [count u8, columns u16 …] | length u32 | row`.
+//! for each row `meta 45 | operation u8 | [count u16, columns u16 …] | length u32 | row`.
 
 use arrow::array::{ArrayRef, RecordBatch};
 use arrow::datatypes::SchemaRef;
@@ -19,9 +19,8 @@ use millrace_plan::arrow_schema::arrow_schema;
 use super::changes::Changes;
 use crate::format::{KeyTextEncoder, Op};
 use crate::log::{Fetch, Outbox, TopicIndex};
-use crate::operator::temporal_join::{META_BYTES, read_meta, write_meta};
 use crate::row::{KeyEncoder, RowCodecError, RowDecoder, RowEncoder, RowTypeError};
-use crate::rows::{RowMeta, Rows};
+use crate::rows::{META_BYTES, RowMeta, Rows, read_meta, write_meta};
 
 const FORMAT: u8 = 1;
 const HEAD_BYTES: usize = 26;
@@ -96,14 +95,14 @@ impl ExchangeWriter {
 
     pub fn changes(&mut self, changes: &Changes, outbox: &mut Outbox) -> Result<(), RowTypeError> {
         self.write(&changes.batch, &changes.metas, outbox, |row, out| {
-            let partial: Vec<u16> =
-                changes.unavailable.iter().filter(|(r, _)| *r == row).map(|(_, c)| *c as u16).collect();
+            let partial = changes.unavailable_of(row);
             match changes.ops[row] {
                 Op::Delete => out.push(DELETE),
                 Op::Upsert if partial.is_empty() => out.push(UPSERT),
                 Op::Upsert => {
-                    out.extend_from_slice(&[PARTIAL, partial.len() as u8]);
-                    partial.iter().for_each(|c| out.extend_from_slice(&c.to_le_bytes()));
+                    out.push(PARTIAL);
+                    out.extend_from_slice(&(partial.len() as u16).to_le_bytes());
+                    partial.iter().for_each(|(_, c)| out.extend_from_slice(&(*c as u16).to_le_bytes()));
                 }
             }
         })
@@ -287,8 +286,7 @@ fn read_row(
     let [operation] = take(rest)?;
     let row = out.metas.len();
     if operation == PARTIAL {
-        let [count] = take(rest)?;
-        for _ in 0..count {
+        for _ in 0..u16::from_le_bytes(take(rest)?) {
             out.unavailable.push((row, usize::from(u16::from_le_bytes(take(rest)?))));
         }
     }

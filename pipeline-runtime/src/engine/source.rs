@@ -44,14 +44,22 @@ pub struct SourceReader {
     /// Rows need an event time: streams that declare one, and tables with versions.
     needs_event_time: bool,
     /// For each decoded row the index of its record in the fetch.
-    record_of_row: Vec<u32>,
+    record_of_row: Vec<usize>,
+    failed: Vec<Failed>,
 }
 
-/// What a fetch of a table became.
-pub enum TableRead {
+/// A record of the fetch that cannot be used.
+struct Failed {
+    record: usize,
+    code: &'static str,
+    text: String,
+}
+
+/// A part of what happened to a table.
+pub enum TablePart {
     Changes(Changes),
-    /// What the fetch held before, from when on the table is empty, and what it held behind.
-    Truncated(Changes, i64, Changes),
+    /// The table is empty from this event time on.
+    Truncate(i64),
 }
 
 /// Where records that cannot be used go.
@@ -67,7 +75,16 @@ impl SourceReader {
         let event_time_column = column.and_then(|name| spec.columns.iter().position(|c| c.name == *name));
         let needs_event_time = spec.event_time.is_some() && (spec.table.is_none() || versioned);
         let decoder = RecordDecoder::new(&spec);
-        Self { spec, partition, partitions, decoder, event_time_column, needs_event_time, record_of_row: Vec::new() }
+        Self {
+            spec,
+            partition,
+            partitions,
+            decoder,
+            event_time_column,
+            needs_event_time,
+            record_of_row: Vec::new(),
+            failed: Vec::new(),
+        }
     }
 
     pub fn schema(&self) -> SchemaRef {
@@ -81,8 +98,8 @@ impl SourceReader {
         clock: &mut SourceClock,
         failures: &mut Failures<'_>,
     ) -> Result<Rows, SourceError> {
-        for record in &fetch.records {
-            match self.push(fetch, record, failures)? {
+        for (index, record) in fetch.records.iter().enumerate() {
+            match self.push(index, record, failures.totals) {
                 Some(Pushed::Rows(_)) => failures.totals.rows_out += 1,
                 Some(Pushed::Tombstone | Pushed::Truncate | Pushed::Ignored(_)) => {
                     failures.totals.drop_rows(DropReason::Tombstone, 1);
@@ -90,28 +107,28 @@ impl SourceReader {
                 None => {}
             }
         }
-        let changes = self.finish(fetch, clock, failures)?;
-        let Changes { batch, metas, .. } = changes;
+        let Changes { batch, metas, .. } = self.finish(fetch, clock, failures.totals)?;
+        self.settle(fetch, failures)?;
         Ok(Rows { batch, metas: metas.into(), watermark: clock.watermark() })
     }
 
-    /// Changes of a table.
+    /// What happened to a table, in order.
     pub fn changes(
         &mut self,
         fetch: &Fetch<'_>,
         clock: &mut SourceClock,
         failures: &mut Failures<'_>,
-    ) -> Result<TableRead, SourceError> {
-        let mut before = None;
-        for record in &fetch.records {
-            match self.push(fetch, record, failures)? {
+    ) -> Result<Vec<TablePart>, SourceError> {
+        let mut parts = Vec::new();
+        for (index, record) in fetch.records.iter().enumerate() {
+            match self.push(index, record, failures.totals) {
                 Some(Pushed::Rows(_)) => failures.totals.rows_out += 1,
                 Some(Pushed::Tombstone | Pushed::Ignored(_)) => failures.totals.drop_rows(DropReason::Tombstone, 1),
                 Some(Pushed::Truncate) if self.partitions == 1 => {
                     failures.totals.rows_out += 1;
-                    let changes = self.finish(fetch, clock, failures)?;
+                    parts.push(TablePart::Changes(self.finish(fetch, clock, failures.totals)?));
                     let time = record.timestamp_ms.map_or(clock.watermark(), |t| t.saturating_mul(MICROS_PER_MS));
-                    before = Some((changes, time));
+                    parts.push(TablePart::Truncate(time));
                 }
                 Some(Pushed::Truncate) => {
                     return Err(SourceError::Truncate {
@@ -124,46 +141,39 @@ impl SourceReader {
                 None => {}
             }
         }
-        let behind = self.finish(fetch, clock, failures)?;
-        Ok(match before {
-            Some((before, time)) => TableRead::Truncated(before, time, behind),
-            None => TableRead::Changes(behind),
-        })
+        parts.push(TablePart::Changes(self.finish(fetch, clock, failures.totals)?));
+        self.settle(fetch, failures)?;
+        Ok(parts)
     }
 
-    /// Decodes a record; `None` when it could not be and was dealt with.
-    fn push(
-        &mut self,
-        fetch: &Fetch<'_>,
-        record: &Record<'_>,
-        failures: &mut Failures<'_>,
-    ) -> Result<Option<Pushed>, SourceError> {
-        failures.totals.rows_in += 1;
+    /// Decodes a record; `None` when it could not be.
+    fn push(&mut self, index: usize, record: &Record<'_>, totals: &mut Totals) -> Option<Pushed> {
+        totals.rows_in += 1;
         match self.decoder.push(record.key, record.value) {
             Ok(pushed) => {
                 if let Pushed::Rows(rows) = pushed {
-                    let index = (record.offset.0 - fetch.records[0].offset.0) as usize;
-                    let index = if fetch.records.get(index).is_some_and(|r| r.offset == record.offset) {
-                        index
-                    } else {
-                        fetch.records.partition_point(|r| r.offset < record.offset)
-                    };
-                    self.record_of_row.extend(std::iter::repeat_n(index as u32, rows));
+                    self.record_of_row.extend(std::iter::repeat_n(index, rows));
                 }
-                Ok(Some(pushed))
+                Some(pushed)
             }
             Err(error) => {
-                self.give_up(record, error.code.name(), &error.text, failures)?;
-                Ok(None)
+                self.failed.push(Failed { record: index, code: error.code.name(), text: error.text });
+                None
             }
         }
+    }
+
+    /// Deals with the records that failed, in their order: it must not depend on where a fetch ends.
+    fn settle(&mut self, fetch: &Fetch<'_>, failures: &mut Failures<'_>) -> Result<(), SourceError> {
+        let mut failed = std::mem::take(&mut self.failed);
+        failed.sort_by_key(|f| f.record);
+        failed.iter().try_for_each(|f| self.give_up(&fetch.records[f.record], f, failures))
     }
 
     fn give_up(
         &self,
         record: &Record<'_>,
-        code: &str,
-        text: &str,
+        Failed { code, text, .. }: &Failed,
         failures: &mut Failures<'_>,
     ) -> Result<(), SourceError> {
         let topic = self.spec.topic.as_str();
@@ -182,21 +192,22 @@ impl SourceReader {
             }
             (OnError::Stop | OnError::DeadLetter, _) => Err(SourceError::Record {
                 source_name: self.spec.name.clone(),
-                code: code.to_owned(),
+                code: (*code).to_owned(),
                 topic: topic.to_owned(),
                 partition: self.partition,
                 offset: record.offset,
-                text: text.to_owned(),
+                text: text.clone(),
             }),
         }
     }
 
-    /// The rows decoded so far, with their metas; without those that have no usable event time.
+    /// The rows decoded so far, with their metas. A record of which a row has no usable event time fails with all of its
+    /// rows.
     fn finish(
         &mut self,
         fetch: &Fetch<'_>,
         clock: &mut SourceClock,
-        failures: &mut Failures<'_>,
+        totals: &mut Totals,
     ) -> Result<Changes, SourceError> {
         let decoded = self.decoder.finish();
         let record_of_row = std::mem::take(&mut self.record_of_row);
@@ -208,24 +219,27 @@ impl SourceReader {
             unavailable: decoded.unavailable,
         };
         let mut bad = Vec::new();
-        for (row, record) in record_of_row.iter().enumerate() {
-            let record = &fetch.records[*record as usize];
-            let time = match (&times, changes.ops[row]) {
-                (Some(times), Op::Upsert) => times.at(row),
-                // A delete has no new value of the column: it holds from its record's timestamp on.
-                _ => record.timestamp_ms.map(|t| t.saturating_mul(MICROS_PER_MS)),
+        for rows in record_of_row.chunk_by(|a, b| a == b) {
+            let (index, first) = (rows[0], changes.metas.len() + bad.len());
+            let record = &fetch.records[index];
+            let meta = |row: usize| {
+                let time = match (&times, changes.ops[row]) {
+                    (Some(times), Op::Upsert) => times.at(row),
+                    // A delete has no new value of the column: it holds from its record's timestamp on.
+                    _ => record.timestamp_ms.map(|t| t.saturating_mul(MICROS_PER_MS)),
+                };
+                self.meta(record, time, changes.ops[row], clock, totals)
             };
-            match self.meta(record, time, changes.ops[row], clock) {
-                Ok(meta) => changes.metas.push(meta),
+            let metas: Result<Vec<RowMeta>, _> = (first..first + rows.len()).map(meta).collect();
+            match metas {
+                Ok(metas) => changes.metas.extend(metas),
                 Err((code, text)) => {
-                    self.give_up(record, code, text, failures)?;
-                    failures.totals.rows_out -= 1;
-                    bad.push(row);
+                    self.failed.push(Failed { record: index, code, text: text.to_owned() });
+                    totals.rows_out -= 1;
+                    bad.extend(first..first + rows.len());
                 }
             }
         }
-        self.record_of_row = record_of_row;
-        self.record_of_row.clear();
         if bad.is_empty() { Ok(changes) } else { Ok(without(changes, &bad)?) }
     }
 
@@ -235,6 +249,7 @@ impl SourceReader {
         time: Option<i64>,
         op: Op,
         clock: &mut SourceClock,
+        totals: &mut Totals,
     ) -> Result<RowMeta, (&'static str, &'static str)> {
         let mut meta = RowMeta {
             event_time: i64::MIN,
@@ -255,6 +270,7 @@ impl SourceReader {
         }
         let time = time.ok_or(("NullEventTime", "the event-time column is null"))?;
         let seen = clock.observe(spec, time, record.timestamp_ms);
+        totals.future += u64::from(seen.future);
         if seen.future && spec.future == FuturePolicy::DeadLetter {
             return Err(("FutureEventTime", "the event time is too far ahead of the record's timestamp"));
         }

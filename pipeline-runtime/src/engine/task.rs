@@ -7,17 +7,17 @@ use std::collections::BTreeMap;
 
 use arrow::array::RecordBatch;
 use millrace_core::event_time::{InputClock, SourceClock, Upstream};
-use millrace_core::ids::{Epoch, Generation, Offset, Partition, TaskId};
+use millrace_core::ids::{Epoch, Generation, Offset, TaskId};
 use millrace_core::marker::{InputMark, MARKER_FORMAT, Marker};
 use millrace_core::plan::Port;
 use millrace_core::totals::Totals;
 
-use super::changes::{ApplyError, TableWriter};
+use super::changes::{ApplyError, Changes, TableWriter};
 use super::dead_letter::DeadLetters;
 use super::exchange::{ExchangeError, ExchangeReader};
 use super::flow::Flow;
-use super::source::{Failures, SourceError, SourceReader, TableRead};
-use crate::log::{End, Fetch, InputId, Outbox, TopicIndex};
+use super::source::{Failures, SourceError, SourceReader, TablePart};
+use crate::log::{End, Fetch, Outbox, TopicIndex};
 use crate::operator::{Context, OperatorError, TableProgress};
 use crate::rows::Rows;
 use crate::state::{StateError, TaskState};
@@ -32,8 +32,8 @@ pub enum TaskError {
     Source(#[from] SourceError),
     #[error(transparent)]
     Operator(#[from] OperatorError),
-    #[error("read topic {topic} partition {partition}")]
-    Exchange { topic: String, partition: Partition, source: ExchangeError },
+    #[error("read topic {topic}")]
+    Exchange { topic: String, source: ExchangeError },
     #[error("change the state of table '{table}'")]
     Apply { table: String, source: ApplyError },
     #[error(
@@ -165,12 +165,7 @@ impl Task {
                 rows
             }
             Reader::Exchange(reader) => {
-                let read = reader.read(fetch, &mut own.clock);
-                let changes = read.map_err(|source| TaskError::Exchange {
-                    topic: own.topic.clone(),
-                    partition: self.id.partition,
-                    source,
-                })?;
+                let changes = exchanged(reader, fetch, &mut own.clock, &own.topic)?;
                 Rows { batch: changes.batch, metas: changes.metas.into(), watermark: own.clock.watermark() }
             }
         };
@@ -187,36 +182,30 @@ impl Task {
     ) -> Result<(), TaskError> {
         let horizon = self.flow.horizon(input);
         let own = &mut self.inputs[input];
-        let read = match &mut own.reader {
+        let parts = match &mut own.reader {
             Reader::Source(reader) => {
                 let mut failures = Failures { outbox, dead_letters: self.dead_letters, totals: &mut own.totals };
-                let read = reader.changes(fetch, &mut own.source_clock, &mut failures)?;
+                let parts = reader.changes(fetch, &mut own.source_clock, &mut failures)?;
                 own.clock.advance(0, own.source_clock.watermark());
-                read
+                parts
             }
-            Reader::Exchange(reader) => {
-                let read = reader.read(fetch, &mut own.clock);
-                TableRead::Changes(read.map_err(|source| TaskError::Exchange {
-                    topic: own.topic.clone(),
-                    partition: self.id.partition,
-                    source,
-                })?)
-            }
+            Reader::Exchange(reader) => vec![TablePart::Changes(exchanged(reader, fetch, &mut own.clock, &own.topic)?)],
         };
         let fault = |source| TaskError::Apply { table: own.name.clone(), source };
-        let changes = match read {
-            TableRead::Changes(changes) => changes,
-            TableRead::Truncated(before, time, behind) => {
-                let Some(writer) = &own.writer else { return Err(TaskError::TruncateMoves(own.name.clone())) };
-                writer.apply(&before, &mut self.state, horizon, now.wall_ms).map_err(fault)?;
-                writer.truncate(&mut self.state, time, horizon).map_err(fault)?;
-                behind
+        for part in parts {
+            match (part, &own.writer) {
+                (TablePart::Changes(changes), writer) => {
+                    if let Some(writer) = writer {
+                        writer.apply(&changes, &mut self.state, horizon, now.wall_ms).map_err(fault)?;
+                    }
+                    self.flow.changes(Port::Input(input), &changes, own.source_clock.watermark(), outbox)?;
+                }
+                (TablePart::Truncate(time), Some(writer)) => {
+                    writer.truncate(&mut self.state, time, horizon).map_err(fault)?;
+                }
+                (TablePart::Truncate(_), None) => return Err(TaskError::TruncateMoves(own.name.clone())),
             }
-        };
-        if let Some(writer) = &own.writer {
-            writer.apply(&changes, &mut self.state, horizon, now.wall_ms).map_err(fault)?;
         }
-        self.flow.changes(Port::Input(input), &changes, own.source_clock.watermark(), outbox)?;
         let (flow, mut cx) = self.context(now, outbox);
         Ok(flow.advance(&mut cx)?)
     }
@@ -382,10 +371,13 @@ impl Task {
     pub fn finished(&self) -> bool {
         self.inputs.iter().all(|i| i.clock.ended()) && !self.dirty && !self.state.dirty()
     }
+}
 
-    /// The inputs that are read directly.
-    pub fn sources(&self, ids: &[(InputId, usize)]) -> Vec<(usize, InputId)> {
-        let direct = |input: &usize| matches!(self.inputs[*input].reader, Reader::Source(_));
-        ids.iter().filter(|(_, input)| direct(input)).map(|(id, input)| (*input, *id)).collect()
-    }
+fn exchanged(
+    reader: &ExchangeReader,
+    fetch: &Fetch<'_>,
+    clock: &mut InputClock,
+    topic: &str,
+) -> Result<Changes, TaskError> {
+    reader.read(fetch, clock).map_err(|source| TaskError::Exchange { topic: topic.to_owned(), source })
 }

@@ -128,7 +128,8 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Goes past `text` if it comes next. For a value that was checked before.
+    /// Goes past `text` if it comes next.
+    #[inline]
     pub fn eat_known(&mut self, text: &str) -> bool {
         self.peek();
         let hit = self.bytes[self.at..].starts_with(text.as_bytes());

@@ -75,8 +75,7 @@ impl MessageKey {
         let first = reader.reserve(self.columns.len());
         if let Some(column) = self.bare {
             let field = &shape.fields[column];
-            let value = reader.value(&field.value, field.id, &mut cursor, 0)?;
-            reader.values_mut(first, self.columns.len())[column] = value;
+            reader.value(&field.value, field.id, &mut cursor, 0, first + column)?;
         }
         Ok(KeyRow { first, text })
     }

@@ -129,17 +129,22 @@ impl Reader {
         let mut guess = 0;
         let mut more = !cursor.eat(b'}');
         while more {
-            let name = cursor.name()?;
-            match self.find(shape, name, cursor, guess)? {
+            // Producers write their fields in one order, so the next one is nearly always the one that comes next in the
+            // shape, and one comparison says so.
+            let index = match shape.fields.get(guess).and_then(|f| f.member.as_deref()) {
+                Some(member) if cursor.eat_known(member) => Some(guess),
+                _ => self.find(shape, cursor)?,
+            };
+            match index {
                 Some(index) => {
                     guess = index + 1;
                     let field = &shape.fields[index];
-                    self.tape[first + index] = if holes && is_placeholder(*cursor) {
+                    if holes && is_placeholder(*cursor) {
                         cursor.skip(depth + 1)?;
-                        Value::Unavailable
+                        self.tape[first + index] = Value::Unavailable;
                     } else {
-                        self.value(&field.value, field.id, cursor, depth + 1)?
-                    };
+                        self.value(&field.value, field.id, cursor, depth + 1, first + index)?;
+                    }
                 }
                 None => drop(cursor.skip(depth + 1)?),
             }
@@ -151,19 +156,13 @@ impl Reader {
         Ok(first)
     }
 
-    #[inline]
-    fn find(
-        &mut self,
-        shape: &Shape,
-        name: StringToken,
-        cursor: &Cursor<'_>,
-        guess: usize,
-    ) -> Result<Option<usize>, Fault> {
+    fn find(&mut self, shape: &Shape, cursor: &mut Cursor<'_>) -> Result<Option<usize>, Fault> {
+        let name = cursor.name()?;
         if !name.escaped {
-            return Ok(shape.find(name.span.of(cursor.text), guess));
+            return Ok(shape.find(name.span.of(cursor.text)));
         }
         let span = self.unescaped(name, cursor.text).map_err(|code| cursor.fault(code))?;
-        Ok(shape.find(self.own_text(span), guess))
+        Ok(shape.find(self.own_text(span)))
     }
 
     fn check_required(&mut self, shape: &Shape, first: usize) {
@@ -174,40 +173,62 @@ impl Reader {
         }
     }
 
-    /// Reads the value that comes next. `field` is what a mistake is about.
+    /// Reads the value that comes next into `slot` of the tape. `field` is what a mistake is about.
+    ///
+    /// Each kind of value is stored where it is read. Handing values up in nested results cost a third of the decoder's
+    /// time: the processor stalls when it copies 16 bytes that were just written in smaller pieces.
     pub fn value(
         &mut self,
         shape: &ValueShape,
         field: u16,
         cursor: &mut Cursor<'_>,
         depth: usize,
-    ) -> Result<Value, Fault> {
-        let value = match cursor.peek() {
+        slot: usize,
+    ) -> Result<(), Fault> {
+        match cursor.peek() {
             b'"' => {
                 let token = cursor.string()?;
-                self.string(shape, token, cursor.text)
+                self.string(shape, field, token, cursor.text, slot);
             }
             b'-' | b'0'..=b'9' => {
                 let token = cursor.number()?;
-                self.number(shape, token, cursor.text)
+                self.number(shape, field, token, cursor.text, slot);
             }
             b'n' => {
                 cursor.literal("null")?;
-                Ok(Value::Null)
+                self.tape[slot] = Value::Null;
             }
             b't' => {
                 cursor.literal("true")?;
-                boolean(shape, true)
+                self.put(slot, field, boolean(shape, true));
             }
             b'f' => {
                 cursor.literal("false")?;
-                boolean(shape, false)
+                self.put(slot, field, boolean(shape, false));
             }
-            b'{' => self.nested(shape, cursor, depth)?,
-            b'[' => self.array(shape, field, cursor, depth)?,
+            b'{' => {
+                let value = self.nested(shape, cursor, depth)?;
+                self.put(slot, field, value);
+            }
+            b'[' => {
+                let value = self.array(shape, field, cursor, depth)?;
+                self.put(slot, field, value);
+            }
             _ => return Err(cursor.fault(ErrorCode::BadJson)),
-        };
-        Ok(value.unwrap_or_else(|code| Value::Bad(Mistake { code, field })))
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, slot: usize, field: u16, value: Result<Value, ErrorCode>) {
+        self.tape[slot] = value.unwrap_or_else(|code| Value::Bad(Mistake { code, field }));
+    }
+
+    #[inline]
+    fn put_integer(&mut self, slot: usize, field: u16, value: Result<i64, ErrorCode>) {
+        match value {
+            Ok(value) => self.tape[slot] = Value::Integer(value),
+            Err(code) => self.tape[slot] = Value::Bad(Mistake { code, field }),
+        }
     }
 
     fn nested(
@@ -255,11 +276,10 @@ impl Reader {
             }
             more = inner.more(b'}')?;
         }
-        let text = value.and_then(|v| v.of(cursor.text).strip_prefix('"')?.strip_suffix('"'));
-        Ok(match (from, text) {
-            (Some(from), Some(text)) => self.with_text(text, |text| unscaled_base64(text, from, precision, scale)),
-            _ => Err(ErrorCode::WrongType),
-        })
+        let token = value.map(|v| Cursor::over(cursor.text, v)).filter(|c| c.clone().peek() == b'"');
+        let (Some(from), Some(mut value)) = (from, token) else { return Ok(Err(ErrorCode::WrongType)) };
+        let token = value.string()?;
+        Ok(self.with_text(token, cursor.text, |text| unscaled_base64(text, from, precision, scale)))
     }
 
     fn array(
@@ -278,10 +298,12 @@ impl Reader {
         }
         cursor.expect(b'[')?;
         let mark = self.items.len();
+        let slot = self.reserve(1);
         let mut bad = None;
         let mut more = !cursor.eat(b']');
         while more {
-            let value = self.value(item, field, cursor, depth + 1)?;
+            self.value(item, field, cursor, depth + 1, slot)?;
+            let value = self.tape[slot];
             if let Value::Bad(_) = value {
                 bad = bad.or(Some(value));
             }
@@ -295,44 +317,49 @@ impl Reader {
     }
 
     #[inline]
-    fn string(&mut self, shape: &ValueShape, token: StringToken, text: &str) -> Result<Value, ErrorCode> {
-        if let ValueShape::String { .. } = shape {
-            return Ok(if token.escaped {
-                Value::OwnText(self.unescaped(token, text)?)
-            } else {
-                Value::Text(token.span)
-            });
-        }
-        let raw = token.span.of(text);
+    fn string(&mut self, shape: &ValueShape, field: u16, token: StringToken, text: &str, slot: usize) {
         match shape {
-            ValueShape::Decimal { precision, scale, wire } => {
-                self.with_text(raw, |text| decimal_text(text, *precision, *scale, *wire))
+            ValueShape::String { .. } if !token.escaped => self.tape[slot] = Value::Text(token.span),
+            ValueShape::String { .. } => {
+                let value = self.unescaped(token, text).map(Value::OwnText);
+                self.put(slot, field, value);
             }
-            ValueShape::Timestamp { digits, .. } => self.with_text(raw, |text| {
-                let instant = time::parse_instant(text).ok_or(ErrorCode::BadTimestamp)?;
-                instant.to_units(*digits).map(Value::Integer).ok_or(ErrorCode::OutOfRange)
-            }),
-            ValueShape::Date { .. } => self.with_text(raw, |text| {
-                let days = time::parse_date(text).ok_or(ErrorCode::BadDate)?;
-                Ok(Value::Integer(i64::from(days)))
-            }),
-            ValueShape::Bytes => self.base64(token, text),
-            _ => Err(ErrorCode::WrongType),
+            ValueShape::Timestamp { digits, .. } => {
+                let value = self.with_text(token, text, |text| {
+                    let instant = time::parse_instant(text).ok_or(ErrorCode::BadTimestamp)?;
+                    instant.to_units(*digits).ok_or(ErrorCode::OutOfRange)
+                });
+                self.put_integer(slot, field, value);
+            }
+            ValueShape::Date { .. } => {
+                let value = self.with_text(token, text, |text| time::parse_date(text).ok_or(ErrorCode::BadDate));
+                self.put_integer(slot, field, value.map(i64::from));
+            }
+            ValueShape::Decimal { precision, scale, wire } => {
+                let value = self.with_text(token, text, |text| decimal_text(text, *precision, *scale, *wire));
+                self.put(slot, field, value);
+            }
+            ValueShape::Bytes => {
+                let value = self.base64(token, text);
+                self.put(slot, field, value);
+            }
+            _ => self.put(slot, field, Err(ErrorCode::WrongType)),
         }
     }
 
-    /// Calls `read` with what `raw`, the inside of a string, stands for.
-    fn with_text(
+    /// Calls `read` with what the string stands for.
+    #[inline]
+    fn with_text<T>(
         &mut self,
-        raw: &str,
-        read: impl FnOnce(&str) -> Result<Value, ErrorCode>,
-    ) -> Result<Value, ErrorCode> {
-        if !raw.contains('\\') {
-            return read(raw);
+        token: StringToken,
+        text: &str,
+        read: impl FnOnce(&str) -> Result<T, ErrorCode>,
+    ) -> Result<T, ErrorCode> {
+        if !token.escaped {
+            return read(token.span.of(text));
         }
-        let start = self.text.len();
-        unescape(raw, &mut self.text).ok_or(ErrorCode::BadUtf8)?;
-        read(&self.text[start..])
+        let span = self.unescaped(token, text)?;
+        read(span.of(&self.text))
     }
 
     fn unescaped(&mut self, token: StringToken, text: &str) -> Result<Span, ErrorCode> {
@@ -355,31 +382,39 @@ impl Reader {
     }
 
     #[inline]
-    fn number(&mut self, shape: &ValueShape, token: NumberToken, text: &str) -> Result<Value, ErrorCode> {
+    fn number(&mut self, shape: &ValueShape, field: u16, token: NumberToken, text: &str, slot: usize) {
         let (small, text) = (token.small, token.span.of(text));
-        Ok(match shape {
-            ValueShape::Bigint => Value::Integer(number::integer(small, text, i64::MIN, i64::MAX)?),
-            ValueShape::Int => Value::Integer(number::integer(small, text, i32::MIN.into(), i32::MAX.into())?),
-            ValueShape::Double => Value::Double(number::double(small, text)?),
-            ValueShape::Decimal { precision, scale, .. } => {
-                Value::Decimal(number::decimal(small, text, *precision, *scale)?)
+        match shape {
+            ValueShape::Bigint => self.put_integer(slot, field, number::integer(small, text, i64::MIN, i64::MAX)),
+            ValueShape::Int | ValueShape::Date { days: true } => {
+                self.put_integer(slot, field, number::integer(small, text, i32::MIN.into(), i32::MAX.into()));
             }
             ValueShape::Timestamp { digits, number_digits } => {
-                Value::Integer(timestamp_number(small, text, *digits, *number_digits)?)
+                self.put_integer(slot, field, timestamp_number(small, text, *digits, *number_digits));
             }
-            ValueShape::Date { days: true } => {
-                Value::Integer(number::integer(small, text, i32::MIN.into(), i32::MAX.into())?)
-            }
-            ValueShape::String { time_digits: None } => Value::Text(token.span),
+            ValueShape::Double => match number::double(small, text) {
+                Ok(value) => self.tape[slot] = Value::Double(value),
+                Err(code) => self.put(slot, field, Err(code)),
+            },
+            ValueShape::Decimal { precision, scale, .. } => match number::decimal(small, text, *precision, *scale) {
+                Ok(value) => self.tape[slot] = Value::Decimal(value),
+                Err(code) => self.put(slot, field, Err(code)),
+            },
+            ValueShape::String { time_digits: None } => self.tape[slot] = Value::Text(token.span),
             ValueShape::String { time_digits: Some(digits) } => {
-                let units = number::integer(small, text, i64::MIN, i64::MAX)?;
-                let (start, scratch) = (self.text.len(), self.bytes.len());
-                time::write_time_of_day(units, *digits, &mut self.bytes);
-                self.text.extend(self.bytes.drain(scratch..).map(char::from));
-                Value::OwnText(Span::new(start, self.text.len()))
+                let value = self.time_of_day(small, text, *digits);
+                self.put(slot, field, value);
             }
-            _ => return Err(ErrorCode::WrongType),
-        })
+            _ => self.put(slot, field, Err(ErrorCode::WrongType)),
+        }
+    }
+
+    fn time_of_day(&mut self, small: Option<Small>, text: &str, digits: u8) -> Result<Value, ErrorCode> {
+        let units = number::integer(small, text, i64::MIN, i64::MAX)?;
+        let (start, scratch) = (self.text.len(), self.bytes.len());
+        time::write_time_of_day(units, digits, &mut self.bytes);
+        self.text.extend(self.bytes.drain(scratch..).map(char::from));
+        Ok(Value::OwnText(Span::new(start, self.text.len())))
     }
 }
 
@@ -417,6 +452,7 @@ fn unscaled_base64(text: &str, from: i64, precision: u8, scale: u8) -> Result<Va
 #[inline]
 fn timestamp_number(small: Option<Small>, text: &str, digits: u8, number_digits: u8) -> Result<i64, ErrorCode> {
     match small {
+        Some(Small { mantissa, scale: 0 }) if digits == number_digits => Ok(mantissa),
         Some(Small { mantissa, scale: 0 }) => {
             Instant::from_units(mantissa, number_digits).to_units(digits).ok_or(ErrorCode::OutOfRange)
         }

@@ -7,7 +7,7 @@
 use hashbrown::HashMap;
 use millrace_core::schema::{Column, DataType};
 
-use super::lexer::Span;
+use super::lexer::{Span, plain_len};
 
 /// Objects with more fields than this are looked up by hash; below, comparing lengths and bytes is faster.
 const LINEAR_FIELDS_MAX: usize = 8;
@@ -24,6 +24,8 @@ pub(super) struct Shape {
 #[derive(Debug)]
 pub(super) struct FieldShape {
     pub name: Box<str>,
+    /// `"name":`, as nearly every producer writes it. `None` for a name that needs escapes.
+    pub member: Option<Box<str>>,
     pub required: bool,
     pub value: ValueShape,
     /// Index into [`Names`]: what an error calls it.
@@ -151,6 +153,8 @@ impl Shape {
                 let id = names.add(path.clone(), &column.data_type);
                 FieldShape {
                     name: column.name.as_str().into(),
+                    member: (plain_len(column.name.as_bytes()) == column.name.len())
+                        .then(|| format!("\"{}\":", column.name).into()),
                     required: !column.nullable,
                     value: ValueShape::build(&column.data_type, &path, wire.field(&column.name), names),
                     id,
@@ -166,13 +170,7 @@ impl Shape {
         Self { fields, index, any_required }
     }
 
-    /// The index of field `name`. `guess` is the one behind the field that was found last: producers write their fields
-    /// in one order, so it is right nearly always.
-    #[inline]
-    pub fn find(&self, name: &str, guess: usize) -> Option<usize> {
-        if self.fields.get(guess).is_some_and(|f| *f.name == *name) {
-            return Some(guess);
-        }
+    pub fn find(&self, name: &str) -> Option<usize> {
         if self.index.is_empty() {
             return self.fields.iter().position(|f| *f.name == *name);
         }

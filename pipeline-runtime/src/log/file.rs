@@ -220,8 +220,14 @@ impl Log for FileLog {
             StartFrom::Latest => Offset(file.records(partition) as i64),
             StartFrom::Timestamp(ms) => Offset(file.first_at(partition, *ms) as i64),
             StartFrom::Offsets(list) => {
-                let listed = list.iter().find(|(p, _)| *p == partition.0);
-                Offset(listed.map_or(0, |(_, offset)| *offset))
+                let offset = list.iter().find(|(p, _)| *p == partition.0).map_or(0, |(_, offset)| *offset);
+                let records = file.records(partition) as i64;
+                if offset > records {
+                    return Err(LogError::User(format!(
+                        "startFrom: topic '{topic}' partition {partition} has {records} records, and offset {offset} lies behind them"
+                    )));
+                }
+                Offset(offset)
             }
         })
     }
@@ -478,6 +484,12 @@ fn open_output(path: &Path, committed: Option<u64>) -> Result<Output, LogError> 
     let found = file.metadata().map_err(io("look at", path))?.len();
     let length = match committed {
         Some(length) if length <= found => length,
+        Some(_) if found == 0 => {
+            return Err(LogError::User(format!(
+                "{} is empty, and the state says that results were written to it: give the --out of that run, or another --state",
+                path.display()
+            )));
+        }
         Some(length) => {
             return Err(LogError::Damaged {
                 path: path.to_owned(),

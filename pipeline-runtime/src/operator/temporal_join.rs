@@ -15,7 +15,6 @@ use arrow::array::RecordBatch;
 use arrow::compute::interleave_record_batch;
 use arrow::datatypes::SchemaRef;
 use millrace_core::event_time::{WATERMARK_MAX, WATERMARK_MIN};
-use millrace_core::ids::{Offset, Partition};
 use millrace_core::plan::{Emit, Late};
 use millrace_core::schema::Column;
 use millrace_core::totals::{DropReason, Totals};
@@ -24,7 +23,7 @@ use millrace_plan::arrow_schema::arrow_schema;
 use super::join::BoundJoin;
 use super::{Context, OperatorError, Outcome, TableProgress, arrow, state};
 use crate::row::RowEncoder;
-use crate::rows::{RowMeta, Rows};
+use crate::rows::{RowMeta, Rows, read_meta, write_meta};
 use crate::state::{StateError, StoredRow};
 
 /// Rows that are read back from the state at once.
@@ -79,6 +78,8 @@ pub struct TemporalJoin {
     waiting_rows_max: usize,
     /// The stream's watermark, as far as it was heard of.
     in_watermark: i64,
+    /// The same without the end of the input, which is taken back when a file grows: what is kept goes by this.
+    kept_watermark: i64,
     /// What the rows that left have said about time.
     out_watermark: i64,
 }
@@ -108,6 +109,7 @@ impl TemporalJoin {
             spilled: 0,
             waiting_rows_max,
             in_watermark: WATERMARK_MIN,
+            kept_watermark: WATERMARK_MIN,
             out_watermark: WATERMARK_MIN,
         }
     }
@@ -121,7 +123,7 @@ impl TemporalJoin {
     pub fn horizon(&self) -> i64 {
         let spilled = self.spilled_from.map_or(WATERMARK_MAX, |(time, _)| time);
         let first = self.waiting.first_key_value().map_or(WATERMARK_MAX, |((time, _), _)| *time);
-        match self.in_watermark.min(first).min(spilled) {
+        match self.kept_watermark.min(first).min(spilled) {
             WATERMARK_MIN => i64::MIN,
             time => time.saturating_sub(self.retention_us),
         }
@@ -157,6 +159,9 @@ impl TemporalJoin {
             self.release(meta.watermark, &mut picks, cx)?;
         }
         self.in_watermark = rows.watermark;
+        if rows.watermark < WATERMARK_MAX {
+            self.kept_watermark = self.kept_watermark.max(rows.watermark);
+        }
         self.let_go_of(picks, totals, cx)
     }
 
@@ -401,34 +406,4 @@ fn ready(emit: Emit, time: i64, polled_ms: i64, stream: (i64, bool), table: Tabl
             (idle || watermark > time) && (table.watermark > time || table.complete_as_of_ms >= polled_ms)
         }
     }
-}
-
-/// Length of what [`write_meta`] writes.
-pub(crate) const META_BYTES: usize = 45;
-
-/// `event time | timestamp | watermark | source watermark | offset`, 8 bytes each, `partition` 4, `late` 1; little-endian.
-pub(crate) fn write_meta(out: &mut Vec<u8>, meta: &RowMeta) {
-    let timestamp = meta.timestamp_ms.unwrap_or(i64::MIN);
-    for number in [meta.event_time, timestamp, meta.watermark, meta.source_watermark, meta.offset.0] {
-        out.extend_from_slice(&number.to_le_bytes());
-    }
-    out.extend_from_slice(&meta.partition.0.to_le_bytes());
-    out.push(u8::from(meta.late));
-}
-
-/// The meta at the start of `bytes`, and the rest.
-pub(crate) fn read_meta(bytes: &[u8]) -> Option<(RowMeta, &[u8])> {
-    let (meta, rest) = bytes.split_at_checked(META_BYTES)?;
-    let number = |i: usize| meta[i * 8..i * 8 + 8].try_into().map(i64::from_le_bytes).ok();
-    let timestamp = number(1)?;
-    let meta = RowMeta {
-        event_time: number(0)?,
-        timestamp_ms: (timestamp != i64::MIN).then_some(timestamp),
-        watermark: number(2)?,
-        source_watermark: number(3)?,
-        offset: Offset(number(4)?),
-        partition: Partition(meta[40..44].try_into().map(i32::from_le_bytes).ok()?),
-        late: meta[44] != 0,
-    };
-    Some((meta, rest))
 }

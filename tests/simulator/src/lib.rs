@@ -21,6 +21,7 @@ mod mutant;
 mod oracle;
 mod rng;
 mod trace;
+mod weather;
 mod world;
 
 use std::sync::atomic::{AtomicU64, Ordering};

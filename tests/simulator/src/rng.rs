@@ -25,13 +25,13 @@ impl Rng {
     }
 
     /// An index, as likely as its weight; the sum of the weights is above 0.
-    pub fn weighted(&mut self, weights: &[u32]) -> usize {
-        let mut left = self.next() % weights.iter().map(|w| u64::from(*w)).sum::<u64>();
+    pub fn weighted(&mut self, weights: impl IntoIterator<Item = u32, IntoIter: Clone>) -> usize {
+        let mut weights = weights.into_iter();
+        let mut left = self.next() % weights.clone().map(u64::from).sum::<u64>();
         weights
-            .iter()
             .position(|weight| {
-                let hit = left < u64::from(*weight);
-                left = left.wrapping_sub(u64::from(*weight));
+                let hit = left < u64::from(weight);
+                left = left.wrapping_sub(u64::from(weight));
                 hit
             })
             .unwrap_or(0)

@@ -14,6 +14,7 @@ use crate::mutant::Mutant;
 use crate::oracle::{self, Violation};
 use crate::rng::Rng;
 use crate::trace::Trace;
+use crate::weather::{Happening as H, Pace, Weather};
 
 /// Steps with faults; the shorter worlds end with most of the work still to do.
 const CHAOS: usize = 2500;
@@ -21,6 +22,8 @@ const CHAOS: usize = 2500;
 const CALM_MAX: usize = 8_000;
 /// Most of what is drawn cannot happen just now; this often something else is drawn.
 const TRIES: usize = 10;
+/// Processes beyond one per worker that live at a time.
+const TWINS_MAX: usize = 2;
 /// Steps after the end, in which whoever still believes to own something has the chance to show it.
 const SETTLE: usize = 300;
 
@@ -46,69 +49,6 @@ struct Process {
     pace: Pace,
 }
 
-/// How a process gets on, compared to the others. Stalls and bursts find what evenly mixed steps never would: one that
-/// sleeps while the others go through a whole hand-over.
-struct Pace {
-    steps: u32,
-    appends: u32,
-    /// It hears of new assignments.
-    hears: bool,
-    /// In a thousand: a lane reads on in the control log although nothing waits for it.
-    follows: u32,
-}
-
-impl Pace {
-    const EVEN: Self = Self { steps: 30, appends: 30, hears: true, follows: 50 };
-
-    fn any(rng: &mut Rng) -> Self {
-        let mut one = |of: [u32; 5]| of[rng.below(5)];
-        let (steps, appends) = (one([0, 1, 10, 30, 100]), one([0, 1, 10, 30, 100]));
-        Self { steps, appends, hears: one([0, 0, 1, 1, 1]) > 0, follows: one([0, 10, 50, 50, 300]) }
-    }
-}
-
-/// What can happen, in the order of the weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Happening {
-    Step,
-    AppendLands,
-    AppendRepeated,
-    MarkerLands,
-    TimerFires,
-    AssignmentArrives,
-    NewAssignment,
-    LateRequestLands,
-    Crash,
-    Twin,
-    PaceChanges,
-    TransactionTimesOut,
-    GroupOffsetChanges,
-    Compact,
-    Clean,
-    Leave,
-}
-
-use Happening as H;
-
-const HAPPENINGS: [Happening; 16] = [
-    H::Step,
-    H::AppendLands,
-    H::AppendRepeated,
-    H::MarkerLands,
-    H::TimerFires,
-    H::AssignmentArrives,
-    H::NewAssignment,
-    H::LateRequestLands,
-    H::Crash,
-    H::Twin,
-    H::PaceChanges,
-    H::TransactionTimesOut,
-    H::GroupOffsetChanges,
-    H::Compact,
-    H::Clean,
-    H::Leave,
-];
-
 /// How the last quiet phase begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
@@ -125,8 +65,9 @@ struct World {
     workers: u32,
     lanes: u32,
     assignments: Vec<Assignment>,
-    weights: [u32; HAPPENINGS.len()],
+    weather: Weather,
     lives: u64,
+    calm: bool,
 }
 
 /// Runs one seed, with all checks.
@@ -137,7 +78,7 @@ pub fn run(seed: u64, mutant: Option<Mutant>, record: bool) -> Run {
 /// Runs one seed; without the audit only the answer is judged.
 pub fn run_with(seed: u64, mutant: Option<Mutant>, record: bool, audit: bool) -> Run {
     let mut rng = Rng::new(seed);
-    let rows = 6 + rng.below(50);
+    let rows = 10 + rng.below(110);
     let poison = if rng.per_mille(250) { 60 } else { 0 };
     let sources = model::sources(&mut rng, rows, poison);
     let answer = model::answer(&sources);
@@ -153,19 +94,19 @@ pub fn run_with(seed: u64, mutant: Option<Mutant>, record: bool, audit: bool) ->
 
 impl World {
     fn new(mut rng: Rng, sources: &[Vec<model::Row>], trace: Trace, mutant: Option<Mutant>) -> Self {
-        let weights = weights(&mut rng);
+        let weather = Weather::of(&mut rng);
         let (workers, lanes) = (2 + rng.below(2) as u32, 1 + rng.below(2) as u32);
         let mut control = ControlTopic::default();
         let created = Created { topic_id: "1".into(), partitions: TASKS as i32 };
         control.append((0, 0), 1, Change::Put(Record::Created { topic: CHANGELOG.into(), created }));
-        let work = [100, 300, 1000][rng.below(3)];
+        let work = [150, 400, 1000][rng.below(3)];
         let mut chance = |max| if rng.per_mille(500) { rng.below(max) as u32 } else { 0 };
         let (unknown, disk_full, close) = (chance(300), chance(100), 50 + chance(400));
-        let slow_fence = [0, 500, 900, 980][rng.below(4)];
+        let slow_fence = [0, 900, 990, 998][rng.below(4)];
         let (broker, late) = (Broker::new(sources), Vec::new());
         let env = Env { broker, control, rng, trace, mutant, unknown, disk_full, work, close, slow_fence, late };
         let (processes, assignments) = (Vec::new(), Vec::new());
-        let mut world = Self { env, processes, workers, lanes, assignments, weights, lives: 0 };
+        let mut world = Self { env, processes, workers, lanes, assignments, weather, lives: 0, calm: false };
         world.assign();
         (0..workers).for_each(|worker| world.start(worker, None));
         world
@@ -192,15 +133,9 @@ impl World {
 
     /// From here on nothing goes wrong any more, and what is there must find to the end by itself.
     fn calm(&mut self, ending: Ending) {
+        self.calm = true;
         self.env.trace.line(format_args!("calm: {ending:?}"));
-        for (weight, happening) in self.weights.iter_mut().zip(HAPPENINGS) {
-            *weight = match happening {
-                H::Step => 100,
-                H::AppendLands | H::MarkerLands => 30,
-                H::TimerFires | H::AssignmentArrives => 10,
-                _ => 0,
-            };
-        }
+        self.weather = Weather::calm();
         (self.env.unknown, self.env.disk_full, self.env.work, self.env.close) = (0, 0, 1000, 50);
         self.processes.iter_mut().for_each(|process| process.pace = Pace::EVEN);
         if ending != Ending::Plain {
@@ -291,7 +226,7 @@ impl World {
     }
 
     fn try_one(&mut self) {
-        let happening = HAPPENINGS[self.env.rng.weighted(&self.weights)];
+        let happening = self.weather.draw(&mut self.env.rng);
         let process = self.pick(|process| process.alive);
         match (happening, process) {
             (H::Step, _) => self.step(),
@@ -306,8 +241,7 @@ impl World {
                 self.crash(at);
                 self.replace(at);
             }
-            // The platform believes that the process is dead, and it is not.
-            (H::Twin, Some(at)) => self.replace(at),
+            (H::Twin, Some(at)) if self.alive() < TWINS_MAX + self.workers as usize => self.replace(at),
             (H::PaceChanges, Some(at)) => self.processes[at].pace = Pace::any(&mut self.env.rng),
             (H::TransactionTimesOut, Some(at)) => {
                 let id = self.processes[at].lanes[0].core.id();
@@ -326,20 +260,17 @@ impl World {
         }
     }
 
+    fn alive(&self) -> usize {
+        self.processes.iter().filter(|process| process.alive).count()
+    }
+
     fn pick(&mut self, which: impl Fn(&Process) -> bool) -> Option<usize> {
         self.pick_paced(|process| u32::from(which(process)))
     }
 
     fn pick_paced(&mut self, pace: impl Fn(&Process) -> u32) -> Option<usize> {
-        let sum: u32 = self.processes.iter().map(&pace).sum();
-        let mut left = self.env.rng.below(sum.max(1) as usize) as u32;
-        let mut chosen = |process: &Process| {
-            let pace = pace(process);
-            let hit = left < pace;
-            left = left.wrapping_sub(pace);
-            hit
-        };
-        if sum == 0 { None } else { self.processes.iter().position(&mut chosen) }
+        let paces = self.processes.iter().map(&pace);
+        if paces.clone().all(|pace| pace == 0) { None } else { Some(self.env.rng.weighted(paces)) }
     }
 
     fn step(&mut self) {
@@ -388,6 +319,9 @@ impl World {
         self.env.trace.line(format_args!("process {at:x} is worker {worker}, volume of {volume_of:x?}"));
         self.processes.push(Process { worker, lanes, alive: true, pace: Pace::EVEN });
         self.tell_assignment(at);
+        if !self.calm {
+            self.processes[at].pace = Pace::any(&mut self.env.rng);
+        }
     }
 
     fn keep_workers_up(&mut self) {
@@ -398,16 +332,19 @@ impl World {
         }
     }
 
-    /// The operator moves a task or two.
+    /// The operator moves a task, or drains a lane.
     fn assign(&mut self) {
         let generation = Generation(self.assignments.len() as u64 + 1);
         let mut lanes = self.assignments.last().map_or_else(Vec::new, |last| last.lanes.clone());
         while lanes.len() < TASKS {
             lanes.push(self.any_lane());
         }
-        for _ in 0..1 + self.env.rng.below(2) {
-            let task = self.env.rng.below(TASKS);
-            lanes[task] = self.any_lane();
+        let (moved, drains) = (self.env.rng.below(TASKS), self.env.rng.per_mille(500));
+        let from = lanes[moved];
+        for (task, lane) in lanes.iter_mut().enumerate() {
+            if task == moved || drains && *lane == from {
+                *lane = self.any_lane();
+            }
         }
         self.env.trace.line(format_args!("assignment {generation}: {lanes:?}"));
         self.assignments.push(Assignment { generation, lanes });
@@ -423,7 +360,7 @@ impl World {
         let Some(newest) = self.assignments.len().checked_sub(1).filter(|_| self.processes[at].pace.hears) else {
             return;
         };
-        let stale = self.weights[H::NewAssignment as usize] > 0 && self.env.rng.per_mille(200);
+        let stale = !self.calm && self.env.rng.per_mille(200);
         let which = if stale { newest.saturating_sub(1) } else { newest };
         let assignment = self.assignments[which].clone();
         for lane in &mut self.processes[at].lanes {
@@ -466,36 +403,11 @@ impl World {
 
     fn fire_timer(&mut self, at: usize) {
         for lane in &mut self.processes[at].lanes {
-            if let Some(event) = lane.timers.pop() {
+            let early = matches!(lane.timers.last(), Some(Event::FenceOverdue(_))) && !self.env.rng.per_mille(200);
+            if let Some(event) = lane.timers.pop_if(|_| !early) {
                 self.env.trace.line(format_args!("{} {event:?}", lane.core.id()));
                 lane.tell(event);
             }
         }
     }
-}
-
-/// Each seed draws its own likelihoods: of the faults about half are absent.
-fn weights(rng: &mut Rng) -> [u32; HAPPENINGS.len()] {
-    let mut often = |from: usize, to: usize| (from + rng.below(to - from)) as u32;
-    let (steps, append, marker, timer, arrives) = (600, often(20, 200), often(1, 150), often(1, 40), often(2, 60));
-    let (pace, assign) = (4 + rng.below(12) as u32, 1 + rng.below(6) as u32);
-    let mut rare = |max: usize| if rng.per_mille(400) { 1 + rng.below(max) as u32 } else { 0 };
-    [
-        steps,
-        append,
-        rare(20),
-        marker,
-        timer,
-        arrives,
-        assign,
-        rare(20),
-        rare(2),
-        rare(2),
-        pace,
-        rare(3),
-        rare(5),
-        rare(30),
-        rare(10),
-        rare(1),
-    ]
 }

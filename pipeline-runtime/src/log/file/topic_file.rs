@@ -40,6 +40,8 @@ pub struct TopicFile {
     lines: u64,
     last_timestamp: Option<i64>,
     partitions: Vec<Vec<Entry>>,
+    /// The readers were made: a partition that comes now would have none.
+    read: bool,
 }
 
 impl TopicFile {
@@ -53,7 +55,7 @@ impl TopicFile {
     /// A topic that has no file.
     pub fn empty(path: PathBuf) -> Self {
         let partitions = vec![Vec::new()];
-        Self { path, file: None, follow: false, scanned: 0, lines: 0, last_timestamp: None, partitions }
+        Self { path, file: None, follow: false, scanned: 0, lines: 0, last_timestamp: None, partitions, read: false }
     }
 
     /// Takes up what was appended. Only a reader that follows the file sees it.
@@ -104,7 +106,7 @@ impl TopicFile {
             return Ok(());
         }
         let fault = |text: String| LogError::User(format!("{}:{}: {text}", self.path.display(), self.lines));
-        let parsed = envelope::parse(line).map_err(fault)?;
+        let parsed = envelope::parse(line).map_err(|text| fault(format!("not a record: {text}")))?;
         if parsed.partition >= PARTITIONS_MAX {
             return Err(fault(format!("partition {} is above the limit of {PARTITIONS_MAX}", parsed.partition)));
         }
@@ -128,6 +130,12 @@ impl TopicFile {
         };
         self.last_timestamp = entry.timestamp_ms;
         let partition = parsed.partition as usize;
+        if self.partitions.len() <= partition && self.read {
+            let count = self.partitions.len();
+            return Err(fault(format!(
+                "partition {partition} is new and the topic had {count} when the run began: begin with a record in each partition"
+            )));
+        }
         if self.partitions.len() <= partition {
             self.partitions.resize_with(partition + 1, Vec::new);
         }
@@ -158,7 +166,7 @@ impl TopicFile {
         entries.iter().position(|e| e.timestamp_ms.is_some_and(|t| t >= ms)).unwrap_or(entries.len())
     }
 
-    pub fn reader(&self, partition: Partition, next: usize) -> Result<PartitionReader, LogError> {
+    pub fn reader(&mut self, partition: Partition, next: usize) -> Result<PartitionReader, LogError> {
         if next > self.records(partition) {
             return Err(LogError::Damaged {
                 path: self.path.clone(),
@@ -169,6 +177,7 @@ impl TopicFile {
                 ),
             });
         }
+        self.read = true;
         Ok(PartitionReader { partition, next, window: Vec::new(), window_at: 0, decoded: Vec::new() })
     }
 }

@@ -26,7 +26,7 @@ pub fn offset(client: &Arc<Client>, topic: &str, partition: i32, spec: Spec) -> 
             Spec::Timestamp(_) => "reaches a timestamp",
         }
     );
-    retrying(&what, client, |queue| {
+    retrying(&what, client, topic, |queue| {
         queue.ask_offsets(&[(topic, partition)], spec, ATTEMPT_MS, 0);
         match answer(queue)? {
             Answer::Offsets(offsets) => match offsets.into_iter().next() {
@@ -44,7 +44,7 @@ pub fn offset(client: &Arc<Client>, topic: &str, partition: i32, spec: Spec) -> 
 
 /// A topic, or `None` if there is none of that name.
 pub fn describe(client: &Arc<Client>, topic: &str) -> Result<Option<TopicInfo>, LogError> {
-    retrying(&format!("look up topic '{topic}'"), client, |queue| {
+    retrying(&format!("look up topic '{topic}'"), client, topic, |queue| {
         queue.ask_topics(&[topic], ATTEMPT_MS, 0);
         match answer(queue)? {
             Answer::Topics(topics) => match topics.into_iter().next() {
@@ -75,6 +75,7 @@ fn answer(queue: &AdminQueue) -> Result<Answer, Failure> {
 fn retrying<T>(
     what: &str,
     client: &Arc<Client>,
+    topic: &str,
     attempt: impl Fn(&AdminQueue) -> Result<T, Failure>,
 ) -> Result<T, LogError> {
     let start = clock::steady_ms();
@@ -88,6 +89,7 @@ fn retrying<T>(
         if !passing(code) || clock::steady_ms() - start > LOOKUP_MS {
             return Err(fault(what, &text, passing(code)));
         }
+        client.refresh_leaders(topic, ATTEMPT_MS);
         clock::pause_ms(RETRY_MS);
     }
 }

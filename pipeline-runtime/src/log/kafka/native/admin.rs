@@ -183,6 +183,27 @@ impl AdminQueue {
     }
 }
 
+impl Client {
+    /// Asks who leads a topic's partitions. Look-ups go by what is known of that, and say so when it is out of date
+    /// without asking anew by themselves.
+    pub fn refresh_leaders(&self, topic: &str, timeout_ms: i32) {
+        let name = c_string(topic);
+        // SAFETY: everything is alive; topic and metadata are ours and are freed here.
+        unsafe {
+            let topic = c::rd_kafka_topic_new(self.rk(), name.as_ptr(), ptr::null_mut());
+            if topic.is_null() {
+                return;
+            }
+            let mut metadata: *const c::rd_kafka_metadata = ptr::null();
+            c::rd_kafka_metadata(self.rk(), 0, topic, &mut metadata, timeout_ms);
+            if !metadata.is_null() {
+                c::rd_kafka_metadata_destroy(metadata);
+            }
+            c::rd_kafka_topic_destroy(topic);
+        }
+    }
+}
+
 impl Drop for AdminQueue {
     fn drop(&mut self) {
         // SAFETY: alive until here. An answer that is still to come finds no queue and is dropped by the library.

@@ -77,8 +77,8 @@ impl Topic {
         fields[2].u.i = c::RD_KAFKA_MSG_F_COPY as c_int;
         fields[3].u.mem = memory(record.key);
         fields[4].u.mem = memory(record.value);
-        // 0 is "now" to the library.
-        fields[5].u.i64_ = record.timestamp_ms.unwrap_or(0);
+        // 0 is "now" to the library, so the first millisecond of 1970 is written as the second.
+        fields[5].u.i64_ = record.timestamp_ms.map_or(0, |ms| if ms == 0 { 1 } else { ms });
         fields[6].u.ptr = ptr::without_provenance_mut(tag);
         fields
     }

@@ -1,0 +1,99 @@
+//! What can happen, and how likely each seed makes it.
+
+use crate::rng::Rng;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Happening {
+    /// A lane does something.
+    Step,
+    AppendLands,
+    /// An append is sent once more, because its answer was lost.
+    AppendRepeated,
+    MarkerLands,
+    TimerFires,
+    AssignmentArrives,
+    NewAssignment,
+    /// An EndTxn request that its client has given up.
+    LateRequestLands,
+    Crash,
+    /// The platform believes that a process is dead, and it is not.
+    Twin,
+    PaceChanges,
+    TransactionTimesOut,
+    GroupOffsetChanges,
+    Compact,
+    Clean,
+    Leave,
+}
+
+use Happening as H;
+
+/// The weight in a seed: one of `.0..=.1`, or, for a fault that six of ten seeds don't have, up to `.1`.
+#[derive(Clone, Copy)]
+enum Weight {
+    Often(u32, u32),
+    Rarely(u32),
+}
+
+use Weight::{Often, Rarely};
+
+/// With the weight when all is calm.
+const WEATHER: [(Happening, Weight, u32); 16] = [
+    (H::Step, Often(2400, 2400), 100),
+    (H::AppendLands, Often(80, 800), 30),
+    (H::AppendRepeated, Rarely(80), 0),
+    (H::MarkerLands, Often(4, 600), 30),
+    (H::TimerFires, Often(4, 160), 10),
+    (H::AssignmentArrives, Often(8, 240), 10),
+    (H::NewAssignment, Often(2, 24), 0),
+    (H::LateRequestLands, Rarely(80), 0),
+    (H::Crash, Rarely(4), 0),
+    (H::Twin, Rarely(6), 0),
+    (H::PaceChanges, Often(8, 50), 0),
+    (H::TransactionTimesOut, Rarely(8), 0),
+    (H::GroupOffsetChanges, Rarely(20), 0),
+    (H::Compact, Rarely(120), 0),
+    (H::Clean, Rarely(40), 0),
+    (H::Leave, Rarely(2), 0),
+];
+
+/// The weights of one seed.
+pub struct Weather([u32; WEATHER.len()]);
+
+impl Weather {
+    pub fn of(rng: &mut Rng) -> Self {
+        Self(WEATHER.map(|(_, weight, _)| match weight {
+            Often(from, to) => from + rng.below((to - from + 1) as usize) as u32,
+            Rarely(to) => u32::from(rng.per_mille(400)) * (1 + rng.below(to as usize) as u32),
+        }))
+    }
+
+    pub fn calm() -> Self {
+        Self(WEATHER.map(|(_, _, calm)| calm))
+    }
+
+    pub fn draw(&self, rng: &mut Rng) -> Happening {
+        WEATHER[rng.weighted(self.0)].0
+    }
+}
+
+/// How a process gets on, compared to the others. Stalls and bursts find what evenly mixed steps never would: one that
+/// sleeps while the others go through a whole hand-over.
+pub struct Pace {
+    pub steps: u32,
+    pub appends: u32,
+    /// It hears of new assignments.
+    pub hears: bool,
+    /// In a thousand: a lane reads on in the control log although nothing waits for it.
+    pub follows: u32,
+}
+
+impl Pace {
+    pub const EVEN: Self = Self { steps: 30, appends: 30, hears: true, follows: 50 };
+
+    pub fn any(rng: &mut Rng) -> Self {
+        let mut one = |of: [u32; 5]| of[rng.below(5)];
+        let (steps, appends) = (one([0, 1, 10, 30, 100]), one([0, 1, 10, 30, 100]));
+        Self { steps, appends, hears: one([0, 0, 1, 1, 1]) > 0, follows: one([0, 10, 50, 50, 300]) }
+    }
+}
