@@ -38,8 +38,9 @@ demo: build
 test:
 	@$(STEP) 'make test' $(MAKE) --no-print-directory test-parts
 
-test-parts: build
+test-parts: setup
 	@$(STEP) 'formatting' cargo fmt --all --check
+	@$(MAKE) --no-print-directory build
 	@$(STEP) 'unit, property and golden tests' env TMPDIR=$(SCRATCH) $(CARGO_TEST)
 	@$(STEP) 'clippy' cargo clippy --locked --release --workspace --all-targets -- -D warnings
 	@$(STEP) 'dependencies' tests/setup/cargo-deny.sh

@@ -1,16 +1,16 @@
 //! Formats: from a record's bytes to Arrow rows, and back.
 //!
-//! Decoding goes in two steps. The reader walks the bytes once, directed by the source's columns, and leaves the values of
-//! the record's rows on a tape; only when the whole record was understood are they appended to the column builders. So a
-//! record that cannot be read leaves the batch exactly as it was, and what it leaves behind is a [`RowError`] from a closed
-//! list, for the dead letter.
+//! Decoding goes in two steps. The reader walks the bytes once, directed by the source's columns, and leaves the values
+//! of the record's rows on a tape; only when the whole record was understood are they appended to the column builders.
+//! So a record that cannot be read leaves the batch exactly as it was, and what it leaves behind is a [`RowError`] from
+//! a closed list, for the dead letter.
 //!
 //! What each type looks like in a record is in `docs/formats.md`, and what a changed record does in
 //! `docs/schema-changes.md`; both are tested line by line. A value that does not fit its column is refused: nothing is
 //! rounded, wrapped or cut, except the digits of a second that a column has no place for.
 //!
-//! Debezium's events become upserts and deletes ([`Op`]) of a table's rows. The decoder is stateless from record to record
-//! (it keeps only compiled schemas), so a replay gives the same rows.
+//! Debezium's events become upserts and deletes ([`Op`]) of a table's rows. The decoder is stateless from record to
+//! record (it keeps only compiled schemas), so a replay gives the same rows.
 
 mod columns;
 mod connect_schema;
@@ -42,8 +42,8 @@ use shape::{Mistake, Names, PlainWire, Shape, Value};
 /// The rows since the last [`RecordDecoder::finish`].
 #[derive(Debug)]
 pub struct Decoded {
-    /// The source's columns. For a table each of them is nullable: a row that stands for a delete holds only the primary
-    /// key.
+    /// The source's columns. For a table each of them is nullable: a row that stands for a delete holds only the
+    /// primary key.
     pub batch: RecordBatch,
     /// One for each row. A stream's are all [`Op::Upsert`].
     pub ops: Vec<Op>,

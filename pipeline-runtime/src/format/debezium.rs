@@ -1,7 +1,7 @@
 //! Debezium's change events as JSON, to upserts and deletes of a table's rows.
 //!
-//! The envelope is `{"before":…,"after":…,"op":…,…}`, alone or as `payload` beside its `schema`. It is walked twice: once
-//! to find and check its parts (`op` comes last, and a schema may come behind the payload), once to read the rows.
+//! The envelope is `{"before":…,"after":…,"op":…,…}`, alone or as `payload` beside its `schema`. It is walked twice:
+//! once to find and check its parts (`op` comes last, and a schema may come behind the payload), once to read the rows.
 //!
 //! | `op` | becomes |
 //! | --- | --- |
@@ -212,8 +212,8 @@ impl Debezium {
     }
 }
 
-/// Debezium writes a tombstone behind each `d`, for Kafka's compaction. Where the key names the row it is applied again,
-/// which changes nothing; where it can't be read, `d` has done it.
+/// Debezium writes a tombstone behind each `d`, for Kafka's compaction. Where the key names the row it is applied
+/// again, which changes nothing; where it can't be read, `d` has done it.
 pub(super) fn tombstone<'r>(reader: &mut Reader, key: &mut MessageKey, bytes: Option<&'r [u8]>) -> Outcome<'r> {
     match key.read(reader, bytes) {
         Ok(row) => Outcome::Rows { delete: Some(row.first), upsert: None, text: row.text },

@@ -1,8 +1,8 @@
 //! Rows as JSON, and as the text of keys.
 //!
 //! Columns are told apart once per batch ([`JsonEncoder::bind`]); a row is then a walk over typed arrays into the
-//! caller's buffer: no allocation, no virtual call. The wire forms are those that the decoder reads, and each value reads
-//! back as itself, with one exception: JSON has no NaN and no infinity, so these become null.
+//! caller's buffer: no allocation, no virtual call. The wire forms are those that the decoder reads, and each value
+//! reads back as itself, with one exception: JSON has no NaN and no infinity, so these become null.
 
 use std::num::NonZeroI32;
 

@@ -1,9 +1,9 @@
 //! Reads one JSON object against a [`Shape`], in a single pass, onto a tape of [`Value`]s.
 //!
 //! The tape is what makes a bad record harmless: the builders are touched only after the whole record was understood.
-//! Broken JSON stops the reader at once ([`Fault`]). A value of the wrong type does not: it becomes [`Value::Bad`] in its
-//! place, because the grammar of the rest must be checked too and a later field of the same name replaces it.
-//! So the answer depends only on the document: last field wins, broken grammar beats a wrong type.
+//! Broken JSON stops the reader at once ([`Fault`]). A value of the wrong type does not: it becomes [`Value::Bad`] in
+//! its place, because the grammar of the rest must be checked too and a later field of the same name replaces it. So
+//! the answer depends only on the document: last field wins, broken grammar beats a wrong type.
 
 use base64::Engine as _;
 use base64::alphabet::STANDARD;
@@ -27,7 +27,8 @@ const UNSCALED_BYTES_MAX: usize = 48;
 /// What Debezium writes for a TOAST value that an update left alone (`unavailable.value.placeholder`).
 const UNAVAILABLE: &str = "__debezium_unavailable_value";
 
-/// The same as JSON: as text, as base64 of it, as a version 3 UUID of it (for arrays of UUIDs), as an HSTORE in JSON text.
+/// The same as JSON: as text, as base64 of it, as a version 3 UUID of it (for arrays of UUIDs), as an HSTORE in JSON
+/// text.
 const UNAVAILABLE_STRINGS: [&str; 4] = [
     r#""__debezium_unavailable_value""#,
     r#""X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ==""#,
@@ -129,8 +130,8 @@ impl Reader {
         let mut guess = 0;
         let mut more = !cursor.eat(b'}');
         while more {
-            // Producers write their fields in one order, so the next one is nearly always the one that comes next in the
-            // shape, and one comparison says so.
+            // Producers write their fields in one order, so the next one is nearly always the one that comes next in
+            // the shape, and one comparison says so.
             let index = match shape.fields.get(guess).and_then(|f| f.member.as_deref()) {
                 Some(member) if cursor.eat_known(member) => Some(guess),
                 _ => self.find(shape, cursor)?,
@@ -465,9 +466,9 @@ fn timestamp_number(small: Option<Small>, text: &str, digits: u8, number_digits:
     }
 }
 
-/// True when the value that comes next is Debezium's placeholder, in the form that it has for the column's type: one of the
-/// strings; an array of one such item; or, for arrays of numbers, one number for each byte of the text. No real value of a
-/// table looks like one of these.
+/// True when the value that comes next is Debezium's placeholder, in the form that it has for the column's type: one of
+/// the strings; an array of one such item; or, for arrays of numbers, one number for each byte of the text. No real
+/// value of a table looks like one of these.
 fn is_placeholder(mut cursor: Cursor<'_>) -> bool {
     match cursor.peek() {
         b'"' => eat_placeholder(&mut cursor),

@@ -1,9 +1,9 @@
 //! Instants and dates as text. The calendar is the proleptic Gregorian one, every instant is UTC.
 //!
-//! Reading accepts ISO-8601 (`2026-01-01T00:00:00.123Z`, an offset, or none, which means UTC; seconds may be absent) and
-//! the SQL form with a space. Years have four digits, or a sign and up to nine, as in ISO's expanded form; so every value
-//! that a column can hold is written as text that reads back as the same value. Digits finer than the column are cut
-//! off. Leap seconds and `24:00` are refused.
+//! Reading accepts ISO-8601 (`2026-01-01T00:00:00.123Z`, an offset, or none, which means UTC; seconds may be absent)
+//! and the SQL form with a space. Years have four digits, or a sign and up to nine, as in ISO's expanded form; so every
+//! value that a column can hold is written as text that reads back as the same value. Digits finer than the column are
+//! cut off. Leap seconds and `24:00` are refused.
 
 const SECONDS_PER_DAY: i64 = 86_400;
 const NANOS_DIGITS: u32 = 9;

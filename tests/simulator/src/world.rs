@@ -14,7 +14,7 @@ use crate::mutant::Mutant;
 use crate::oracle::{self, Violation};
 use crate::rng::Rng;
 use crate::trace::Trace;
-use crate::weather::{Happening as H, Pace, Weather};
+use crate::weather::{Climate, Happening as H, Pace, Weather};
 
 /// Steps with faults; the shorter worlds end with most of the work still to do.
 const CHAOS: usize = 2500;
@@ -67,6 +67,7 @@ struct World {
     assignments: Vec<Assignment>,
     weather: Weather,
     lives: u64,
+    climate: Climate,
     calm: bool,
 }
 
@@ -82,7 +83,8 @@ pub fn run_with(seed: u64, mutant: Option<Mutant>, record: bool, audit: bool) ->
     let poison = if rng.per_mille(250) { 60 } else { 0 };
     let sources = model::sources(&mut rng, rows, poison);
     let answer = model::answer(&sources);
-    let mut world = World::new(rng, &sources, Trace::new(record), mutant);
+    let climate = Climate::ALL[seed as usize % Climate::ALL.len()];
+    let mut world = World::new(climate, rng, &sources, Trace::new(record), mutant);
     world.env.broker.audit.on = audit;
     let violation = world.live(&answer);
     if let Some(violation) = &violation {
@@ -93,22 +95,29 @@ pub fn run_with(seed: u64, mutant: Option<Mutant>, record: bool, audit: bool) ->
 }
 
 impl World {
-    fn new(mut rng: Rng, sources: &[Vec<model::Row>], trace: Trace, mutant: Option<Mutant>) -> Self {
-        let weather = Weather::of(&mut rng);
-        let (workers, lanes) = (2 + rng.below(2) as u32, 1 + rng.below(2) as u32);
+    fn new(climate: Climate, mut rng: Rng, sources: &[Vec<model::Row>], trace: Trace, mutant: Option<Mutant>) -> Self {
+        let weather = Weather::of(climate, &mut rng);
+        let (workers, lanes) = match climate {
+            Climate::Mixed => (2 + rng.below(2) as u32, 1 + rng.below(2) as u32),
+            Climate::Twins => (2, 1),
+            Climate::Force => (3, 1),
+        };
         let mut control = ControlTopic::default();
         let created = Created { topic_id: "1".into(), partitions: TASKS as i32 };
         control.append((0, 0), 1, Change::Put(Record::Created { topic: CHANGELOG.into(), created }));
         let work = [150, 400, 1000][rng.below(3)];
-        let mut chance = |max| if rng.per_mille(500) { rng.below(max) as u32 } else { 0 };
-        let (unknown, disk_full, close) = (chance(300), chance(100), 50 + chance(400));
+        let mut chance = |max| {
+            if climate == Climate::Mixed && rng.per_mille(500) { rng.below(max) as u32 } else { 0 }
+        };
+        let (unknown, disk_full, close) = (chance(300), chance(100), 50 + rng.below(400) as u32);
         let slow_fence = [0, 900, 990, 998][rng.below(4)];
         let (broker, late) = (Broker::new(sources), Vec::new());
         let env = Env { broker, control, rng, trace, mutant, unknown, disk_full, work, close, slow_fence, late };
         let (processes, assignments) = (Vec::new(), Vec::new());
-        let mut world = Self { env, processes, workers, lanes, assignments, weather, lives: 0, calm: false };
+        let mut world = Self { env, processes, workers, lanes, assignments, weather, lives: 0, climate, calm: false };
         world.assign();
-        (0..workers).for_each(|worker| world.start(worker, None));
+        let twice = world.env.rng.per_mille(300) && climate != Climate::Force || climate == Climate::Twins;
+        (0..workers << u32::from(twice)).for_each(|at| world.start(at % workers, None));
         world
     }
 
@@ -242,7 +251,7 @@ impl World {
                 self.replace(at);
             }
             (H::Twin, Some(at)) if self.alive() < TWINS_MAX + self.workers as usize => self.replace(at),
-            (H::PaceChanges, Some(at)) => self.processes[at].pace = Pace::any(&mut self.env.rng),
+            (H::PaceChanges, Some(at)) => self.processes[at].pace = Pace::any(self.climate, &mut self.env.rng),
             (H::TransactionTimesOut, Some(at)) => {
                 let id = self.processes[at].lanes[0].core.id();
                 if self.env.broker.abort_open(id) {
@@ -320,7 +329,7 @@ impl World {
         self.processes.push(Process { worker, lanes, alive: true, pace: Pace::EVEN });
         self.tell_assignment(at);
         if !self.calm {
-            self.processes[at].pace = Pace::any(&mut self.env.rng);
+            self.processes[at].pace = Pace::any(self.climate, &mut self.env.rng);
         }
     }
 
@@ -332,18 +341,19 @@ impl World {
         }
     }
 
-    /// The operator moves a task, or drains a lane.
+    /// The operator moves a task, spreads the tasks of a lane over all lanes, or gathers all tasks on one.
     fn assign(&mut self) {
         let generation = Generation(self.assignments.len() as u64 + 1);
-        let mut lanes = self.assignments.last().map_or_else(Vec::new, |last| last.lanes.clone());
-        while lanes.len() < TASKS {
-            lanes.push(self.any_lane());
-        }
-        let (moved, drains) = (self.env.rng.below(TASKS), self.env.rng.per_mille(500));
+        let to = self.any_lane();
+        let mut lanes = self.assignments.last().map_or_else(|| vec![to; TASKS], |last| last.lanes.clone());
+        let (moved, kind) = (self.env.rng.below(TASKS), self.env.rng.below(5));
         let from = lanes[moved];
         for (task, lane) in lanes.iter_mut().enumerate() {
-            if task == moved || drains && *lane == from {
-                *lane = self.any_lane();
+            match kind {
+                0 | 1 if *lane == from => *lane = self.any_lane(),
+                2 => *lane = to,
+                _ if task == moved => *lane = to,
+                _ => {}
             }
         }
         self.env.trace.line(format_args!("assignment {generation}: {lanes:?}"));

@@ -1,5 +1,5 @@
-//! A table that changes at random, its changes written the way one of Debezium's many settings writes them: whatever the
-//! settings, the decoder's rows rebuild the table.
+//! A table that changes at random, its changes written the way one of Debezium's many settings writes them: whatever
+//! the settings, the decoder's rows rebuild the table.
 
 use std::collections::BTreeMap;
 

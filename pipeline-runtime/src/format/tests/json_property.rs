@@ -1,5 +1,5 @@
-//! The decoder against an oracle on `serde_json`: the same documents are refused, with the same code, and the others give
-//! the same values. The oracle splits documents with serde_json's parser and reads the pieces in the plainest way.
+//! The decoder against an oracle on `serde_json`: the same documents are refused, with the same code, and the others
+//! give the same values. The oracle splits documents with serde_json's parser and reads the pieces in the plainest way.
 
 use std::collections::BTreeMap;
 
