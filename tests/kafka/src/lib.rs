@@ -183,6 +183,9 @@ transaction.state.log.min.isr={in_sync_min}
 share.coordinator.state.topic.replication.factor={replicas}
 share.coordinator.state.topic.min.isr={in_sync_min}
 group.initial.rebalance.delay.ms=0
+# A broker that was killed may come back once its former self is given up: after 4 s rather than 9.
+broker.session.timeout.ms=4000
+broker.heartbeat.interval.ms=500
 auto.create.topics.enable=false
 # Tests write records with timestamps of their own: nothing expires by age unless a topic says so.
 log.retention.ms=-1
@@ -288,6 +291,11 @@ log.message.timestamp.after.max.ms=9223372036854775807
     pub fn secured_servers(&self) -> String {
         let server = |b: &Broker| format!("{}:{}", self.address, SECURED_PORT + b.id() as u16 - 1);
         self.brokers.iter().map(server).collect::<Vec<_>>().join(",")
+    }
+
+    /// How many brokers there are, running or not.
+    pub fn brokers(&self) -> usize {
+        self.brokers.len()
     }
 
     pub fn cluster_id(&self) -> &str {

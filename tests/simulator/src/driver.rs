@@ -298,7 +298,9 @@ impl SimLane {
                     self.tell(Event::Finished { task: model::task(index), last });
                 } else if self.producer.is_some() && !self.running.is_empty() && env.rng.per_mille(env.work) {
                     let early = env.rng.per_mille(env.close);
-                    if (early || !self.process(env)) && !self.close(env) && !early {
+                    let worked = !early && self.process(env);
+                    let ended = !worked && self.close(env);
+                    if !early && !worked && !ended {
                         self.epoch.skip_part();
                     }
                 }
