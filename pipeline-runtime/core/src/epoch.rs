@@ -402,6 +402,3 @@ pub fn changelog_start(
         (None, None) => Ok(ChangelogStart::New),
     }
 }
-
-#[cfg(test)]
-mod tests;

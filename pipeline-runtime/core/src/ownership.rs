@@ -67,6 +67,3 @@ impl Rules {
         self.broken != Some(rule)
     }
 }
-
-#[cfg(test)]
-mod tests;

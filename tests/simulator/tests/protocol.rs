@@ -9,6 +9,6 @@ const SEEDS: u64 = 2_000;
 fn the_answer_does_not_depend_on_what_happens_to_the_processes() {
     let seeds = std::env::var("MILLRACE_SEEDS").map_or(SEEDS, |text| text.parse().expect("a number of seeds"));
     if let Some((seed, violation)) = run_seeds(0, seeds) {
-        panic!("seed {seed}: {violation}; see it with the example `trace`");
+        panic!("seed {seed}: {violation}");
     }
 }
