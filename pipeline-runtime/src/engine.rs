@@ -13,7 +13,7 @@ use millrace_core::ids::{Generation, Partition, TaskId, Timeline};
 use millrace_core::plan::{InputFrom, Plan};
 
 use crate::clock;
-use crate::log::{Assignment, End, InputId, Log, LogError, Outbox};
+use crate::log::{Assignment, CommitError, End, InputId, InternalKind, Log, LogError, Outbox};
 use crate::metrics::Metrics;
 use crate::state::StateBudget;
 use build::{BuildError, Builder};
@@ -59,6 +59,8 @@ pub enum EngineError {
     Build(Box<BuildError>),
     #[error(transparent)]
     Log(#[from] LogError),
+    #[error(transparent)]
+    Commit(#[from] CommitError),
     #[error("task {task}")]
     Task { task: TaskId, source: Box<TaskError> },
 }
@@ -109,10 +111,10 @@ impl<L: Log> Engine<L> {
         let topology = Topology::resolve(plan, &mut log)?;
         let names = Names::new(&plan.prefix, Timeline(1));
         for stage in &plan.stages {
-            log.create_internal(&names.changelog(&stage.name), topology.tasks[&stage.name])?;
+            log.create_internal(&names.changelog(&stage.name), InternalKind::Changelog, topology.tasks[&stage.name])?;
         }
         for (exchange, partitions) in &topology.exchanges {
-            log.create_internal(&names.repartition(exchange), *partitions)?;
+            log.create_internal(&names.repartition(exchange), InternalKind::Repartition, *partitions)?;
         }
         let now = now();
         let budget = StateBudget::new(config.cache_bytes, config.write_buffer_bytes);
@@ -143,7 +145,7 @@ impl<L: Log> Engine<L> {
             for partition in 0..topology.tasks[&stage.name] {
                 let partition = Partition(partition);
                 let mut task = builder.task(stage, partition, &mut engine.log, &mut engine.outbox)?;
-                engine.assign(plan, &mut task)?;
+                engine.assign(plan, &names, &mut task)?;
                 let resumed = task.resume(now, &mut engine.outbox);
                 resumed.map_err(of(&task.id))?;
                 engine.tasks.push(task);
@@ -153,7 +155,7 @@ impl<L: Log> Engine<L> {
         Ok(engine)
     }
 
-    fn assign(&mut self, plan: &Plan, task: &mut Task) -> Result<(), EngineError> {
+    fn assign(&mut self, plan: &Plan, names: &Names, task: &mut Task) -> Result<(), EngineError> {
         let stage = plan.stage(&task.id.stage).expect("tasks are built from stages");
         for (index, input) in task.inputs.iter().enumerate() {
             let source = match &stage.inputs[index].from {
@@ -167,6 +169,7 @@ impl<L: Log> Engine<L> {
                 partition: task.id.partition,
                 next: input.next,
                 rank,
+                group: names.group(&stage.name),
             })?;
             debug_assert_eq!(id.0, self.routes.len());
             self.routes.push(Route { task: self.tasks.len(), input: index });
@@ -285,7 +288,7 @@ impl<L: Log> Engine<L> {
         self.log.send(&mut self.outbox)?;
         self.log.commit()?;
         for task in self.tasks.iter_mut().filter(|t| t.prepared.is_some()) {
-            let next = self.log.end_of(&task.changelog, task.id.partition)?;
+            let next = self.log.committed_end(&task.changelog, task.id.partition)?;
             task.apply(next).map_err(of(&task.id))?;
             for input in task.inputs.iter().filter(|i| matches!(i.reader, task::Reader::Exchange(_))) {
                 self.log.trim(&input.topic, task.id.partition, input.next)?;

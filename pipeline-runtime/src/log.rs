@@ -10,6 +10,7 @@ use millrace_core::ids::{Offset, Partition};
 use millrace_core::plan::StartFrom;
 
 pub mod file;
+pub mod kafka;
 
 /// Index into the lane's assignments, in the order in which they were made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,6 +25,8 @@ pub struct Assignment {
     pub next: Offset,
     /// Among heads of equal timestamps the lowest rank is read first.
     pub rank: u32,
+    /// The consumer group that its positions are copied to, for people and tools to look at. Nobody reads them back.
+    pub group: String,
 }
 
 /// A record as it was read.
@@ -164,6 +167,15 @@ impl Outbox {
     }
 }
 
+/// What an internal topic is for, which decides how long its records are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InternalKind {
+    /// State changes and markers: the last record of each key stays.
+    Changelog,
+    /// Rows between stages: everything stays until it is trimmed.
+    Repartition,
+}
+
 /// What can go wrong with a log.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
@@ -174,6 +186,42 @@ pub enum LogError {
     Io { what: &'static str, path: PathBuf, source: std::io::Error },
     #[error("{path} is damaged at byte {at}: {text}")]
     Damaged { path: PathBuf, at: u64, text: String },
+    /// The cluster, or the way to it. With `retry` it passes by itself.
+    #[error("{what}: {text}")]
+    Kafka { what: String, text: String, retry: bool },
+    #[error(
+        "the record at offset {offset} of partition {partition} of topic '{topic}' is gone, and nothing after it can stand in for it: raise the topic's retention, and restart the pipeline under a new name"
+    )]
+    OffsetGone { topic: String, partition: Partition, offset: Offset },
+    #[error(
+        "a transaction that has ended is still open at offset {offset} of partition {partition} of topic '{topic}': the brokers have lost its marker, as they do for a partition that is without a leader when they write it; find it with kafka-transactions.sh find-hanging, and end it there"
+    )]
+    HangingTransaction { topic: String, partition: Partition, offset: Offset },
+    #[error(
+        "a record of {bytes} bytes for partition {partition} of topic '{topic}', which takes {bytes_max} at most (max.message.bytes)"
+    )]
+    RecordTooLarge { topic: String, partition: Partition, bytes: usize, bytes_max: usize },
+}
+
+/// How a commit failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CommitError {
+    /// Nothing of the epoch is visible or ever will be. The log is ready for another one.
+    #[error("the epoch was aborted")]
+    Aborted(#[source] LogError),
+    /// Somebody else took the log's identity, or the epoch took longer than the brokers allow. Whether the epoch is
+    /// visible is as unknown as below: an earlier attempt of the same commit may have succeeded.
+    #[error("the epoch was fenced, and whether it is visible only its marker tells")]
+    Fenced(#[source] LogError),
+    /// Whether the epoch is visible is not known. After [`Log::initialise`] its marker tells.
+    #[error("whether the epoch is visible only its marker tells")]
+    Unknown(#[source] LogError),
+}
+
+impl From<LogError> for CommitError {
+    fn from(error: LogError) -> Self {
+        Self::Unknown(error)
+    }
 }
 
 /// A log, as a lane uses it.
@@ -182,13 +230,18 @@ pub trait Log {
     fn topic(&mut self, name: &str) -> Result<Option<TopicInfo>, LogError>;
 
     /// Makes sure that an internal topic exists with `partitions` partitions.
-    fn create_internal(&mut self, name: &str, partitions: i32) -> Result<(), LogError>;
+    fn create_internal(&mut self, name: &str, kind: InternalKind, partitions: i32) -> Result<(), LogError>;
 
     /// The first record to read of a partition that was never read before.
     fn start(&mut self, topic: &str, partition: Partition, from: &StartFrom) -> Result<Offset, LogError>;
 
     /// Where a partition ends now.
     fn end_of(&mut self, topic: &str, partition: Partition) -> Result<Offset, LogError>;
+
+    /// Behind the last record that this lane has committed to a partition of an internal topic.
+    fn committed_end(&mut self, topic: &str, partition: Partition) -> Result<Offset, LogError> {
+        self.end_of(topic, partition)
+    }
 
     /// Opens a topic for results; an error at start rather than at the first record.
     fn open_output(&mut self, topic: &str) -> Result<TopicInfo, LogError>;
@@ -205,10 +258,16 @@ pub trait Log {
     fn send(&mut self, outbox: &mut Outbox) -> Result<(), LogError>;
 
     /// Makes the open epoch visible, whole. Returns once that is known.
-    fn commit(&mut self) -> Result<(), LogError>;
+    fn commit(&mut self) -> Result<(), CommitError>;
 
     /// Drops the open epoch.
     fn abort(&mut self) -> Result<(), LogError>;
+
+    /// Takes the log's identity anew, after a commit that was fenced or whose outcome is unknown: nobody else can
+    /// commit under it any more, and every epoch that was is whole and can be read.
+    fn initialise(&mut self) -> Result<(), LogError> {
+        self.abort()
+    }
 
     /// Reads a changelog partition from `from` to its end; returns the end.
     fn read_changelog(

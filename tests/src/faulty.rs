@@ -3,7 +3,9 @@
 
 use millrace_core::ids::{Offset, Partition};
 use millrace_core::plan::StartFrom;
-use millrace_runtime::log::{Assignment, End, Fetch, InputId, Log, LogError, Outbox, Record, TopicInfo};
+use millrace_runtime::log::{
+    Assignment, CommitError, End, Fetch, InputId, InternalKind, Log, LogError, Outbox, Record, TopicInfo,
+};
 
 /// What the error of a fault says.
 pub const TEXT: &str = "the test's log broke off";
@@ -41,8 +43,8 @@ impl<L: Log> Log for FaultyLog<L> {
         self.inner.topic(name)
     }
 
-    fn create_internal(&mut self, name: &str, partitions: i32) -> Result<(), LogError> {
-        self.inner.create_internal(name, partitions)
+    fn create_internal(&mut self, name: &str, kind: InternalKind, partitions: i32) -> Result<(), LogError> {
+        self.inner.create_internal(name, kind, partitions)
     }
 
     fn start(&mut self, topic: &str, partition: Partition, from: &StartFrom) -> Result<Offset, LogError> {
@@ -51,6 +53,10 @@ impl<L: Log> Log for FaultyLog<L> {
 
     fn end_of(&mut self, topic: &str, partition: Partition) -> Result<Offset, LogError> {
         self.inner.end_of(topic, partition)
+    }
+
+    fn committed_end(&mut self, topic: &str, partition: Partition) -> Result<Offset, LogError> {
+        self.inner.committed_end(topic, partition)
     }
 
     fn open_output(&mut self, topic: &str) -> Result<TopicInfo, LogError> {
@@ -77,14 +83,18 @@ impl<L: Log> Log for FaultyLog<L> {
     }
 
     /// Fails before the commit, or behind it: then it has happened and nobody was told.
-    fn commit(&mut self) -> Result<(), LogError> {
+    fn commit(&mut self) -> Result<(), CommitError> {
         self.call()?;
         self.inner.commit()?;
-        self.call()
+        Ok(self.call()?)
     }
 
     fn abort(&mut self) -> Result<(), LogError> {
         self.inner.abort()
+    }
+
+    fn initialise(&mut self) -> Result<(), LogError> {
+        self.inner.initialise()
     }
 
     fn read_changelog(

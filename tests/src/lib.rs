@@ -10,11 +10,13 @@ use anyhow::Context;
 use millrace_core::plan::Plan;
 use millrace_crds::check;
 use millrace_runtime::engine::{Engine, EngineConfig, Exit};
+use millrace_runtime::log::Log;
 use millrace_runtime::log::file::{FileLog, FileLogConfig};
 use millrace_runtime::metrics::Metrics;
 use serde_json::Value;
 
 pub mod faulty;
+pub mod kafka;
 
 use faulty::{Faults, FaultyLog};
 
@@ -137,7 +139,6 @@ fn life(
     ride: &Ride,
     faults: Faults,
 ) -> anyhow::Result<Option<Vec<(String, millrace_core::totals::Totals)>>> {
-    let mortal = faults.calls_left.is_some();
     let files = FileLogConfig {
         topics: dir.join("topics"),
         out: Some(dir.join("out")),
@@ -155,6 +156,17 @@ fn life(
         cache_bytes: 1 << 20,
         write_buffer_bytes: 1 << 20,
     };
+    run_to_end(plan, log, config, faults)
+}
+
+/// Runs a lane to the end of its inputs, or to its log's fault (then `None`): names and totals of every step.
+fn run_to_end<L: Log>(
+    plan: &Plan,
+    log: L,
+    config: EngineConfig,
+    faults: Faults,
+) -> anyhow::Result<Option<Vec<(String, millrace_core::totals::Totals)>>> {
+    let mortal = faults.calls_left.is_some();
     let metrics = Arc::new(Metrics::new()?);
     let ended = Engine::start(plan, log, config, metrics)
         .and_then(|mut engine| engine.run(&AtomicBool::new(false)).map(|exit| (engine, exit)));

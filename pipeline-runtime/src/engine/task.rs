@@ -137,6 +137,11 @@ impl Task {
 
     /// Takes records of one input.
     pub fn process(&mut self, input: usize, fetch: &Fetch<'_>, now: Now, outbox: &mut Outbox) -> Result<(), TaskError> {
+        if fetch.records.is_empty() {
+            // Only markers of transactions, or gaps: they move the position and are nothing to commit.
+            self.inputs[input].next = fetch.next;
+            return Ok(());
+        }
         self.dirty = true;
         let own = &mut self.inputs[input];
         own.last_record_ms = now.steady_ms;

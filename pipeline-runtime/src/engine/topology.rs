@@ -23,6 +23,11 @@ impl Names {
         format!("{}-t{}-{stage}-changelog", self.prefix, self.timeline)
     }
 
+    /// The consumer group that shows a stage's positions to people and tools.
+    pub fn group(&self, stage: &str) -> String {
+        format!("{}-t{}-{stage}", self.prefix, self.timeline)
+    }
+
     pub fn repartition(&self, exchange: &str) -> String {
         format!("{}-t{}-{exchange}-repartition", self.prefix, self.timeline)
     }

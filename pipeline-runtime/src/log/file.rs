@@ -17,7 +17,7 @@ use millrace_core::ids::{Offset, Partition};
 use millrace_core::plan::StartFrom;
 use serde::{Deserialize, Serialize};
 
-use super::{Assignment, End, Fetch, InputId, Log, LogError, Outbox, Record, TopicInfo};
+use super::{Assignment, CommitError, End, Fetch, InputId, InternalKind, Log, LogError, Outbox, Record, TopicInfo};
 use crate::clock;
 
 mod envelope;
@@ -204,7 +204,7 @@ impl Log for FileLog {
         Ok(self.user_topic(name)?.map(|t| TopicInfo { id: None, partitions: t.partitions() }))
     }
 
-    fn create_internal(&mut self, name: &str, partitions: i32) -> Result<(), LogError> {
+    fn create_internal(&mut self, name: &str, _: InternalKind, partitions: i32) -> Result<(), LogError> {
         let dir = self.config.state.join("log");
         let known = self.internal.entry(name.to_owned()).or_default();
         for p in known.len() as i32..partitions {
@@ -261,7 +261,7 @@ impl Log for FileLog {
     }
 
     fn assign(&mut self, assignment: Assignment) -> Result<InputId, LogError> {
-        let Assignment { topic, partition, next, rank } = assignment;
+        let Assignment { topic, partition, next, rank, .. } = assignment;
         let input = if self.internal.contains_key(&topic) {
             Input::Internal { topic, partition, next: next.0 }
         } else {
@@ -337,7 +337,7 @@ impl Log for FileLog {
         Ok(())
     }
 
-    fn commit(&mut self) -> Result<(), LogError> {
+    fn commit(&mut self) -> Result<(), CommitError> {
         for (topic, output) in &mut self.outputs {
             if output.pending.is_empty() {
                 continue;
@@ -361,7 +361,7 @@ impl Log for FileLog {
             self.epochs = rewrite_epochs(&path, &self.committed)?;
         }
         self.internal.values_mut().flatten().for_each(Segments::publish);
-        self.print_results()
+        Ok(self.print_results()?)
     }
 
     fn abort(&mut self) -> Result<(), LogError> {

@@ -1,0 +1,306 @@
+//! The reading side of a lane: one queue per partition, left unpolled while its records are not wanted.
+//!
+//! Of the inputs that are wanted and have something, the one whose head has the lowest timestamp is read (our own topics
+//! first, ties by rank), so that tables and streams advance together through history. None is passed over for ever.
+//!
+//! Positions are ours: `next` is what the lane was given, `position` what was taken out of the library's queue. Only
+//! `position` moves over what is no record (markers of transactions, aborted records, compacted gaps): a fetch without
+//! records then tells the lane.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use rdkafka::types::RDKafkaErrorCode;
+use rdkafka::{Offset as KafkaOffset, TopicPartitionList};
+
+use super::connection::Connection;
+use super::ending::end;
+use super::native::message::Message;
+use super::native::queue::{PartitionQueue, Waker};
+use super::native::{Client, Event, Kind};
+use super::{fault, passing};
+use crate::log::{Assignment, Fetch, Header, InputId, LogError, Record};
+use millrace_core::ids::Offset;
+
+/// An input that had something is read after it was passed over so often, whatever its timestamps.
+const PASSED_OVER_MAX: u32 = 16;
+
+pub struct Input {
+    pub assignment: Assignment,
+    /// One of our own topics.
+    pub internal: bool,
+    consumer: usize,
+    queue: PartitionQueue,
+    /// Taken out of the library's queue, not yet given to the lane.
+    buffer: VecDeque<Message>,
+    /// Behind the last record that the lane was given.
+    pub next: i64,
+    /// Behind everything that was taken out of the queue.
+    position: i64,
+    passed_over: u32,
+    /// What the group was told last.
+    pub copied: i64,
+}
+
+struct Consumer {
+    client: Arc<Client>,
+    assigned: BTreeSet<(String, i32)>,
+}
+
+pub struct Inputs {
+    connection: Connection,
+    group: String,
+    /// One consumer reads a partition once; a second input of the same partition needs a second consumer.
+    consumers: Vec<Consumer>,
+    inputs: Vec<Input>,
+    waker: Arc<Waker>,
+    /// The messages of the last fetch, alive until the next one.
+    held: Vec<Message>,
+    headers: Vec<Header>,
+}
+
+impl Inputs {
+    pub fn new(connection: &Connection, group: &str) -> Result<Self, LogError> {
+        let mut inputs = Self {
+            connection: connection.clone(),
+            group: group.to_owned(),
+            consumers: Vec::new(),
+            inputs: Vec::new(),
+            waker: Arc::default(),
+            held: Vec::new(),
+            headers: Vec::new(),
+        };
+        inputs.add_consumer()?;
+        Ok(inputs)
+    }
+
+    fn add_consumer(&mut self) -> Result<(), LogError> {
+        let config = self.connection.consumer(&self.group);
+        let client = Client::new(Kind::Consumer, &config).map_err(|text| fault("make a consumer", &text, false))?;
+        self.consumers.push(Consumer { client, assigned: BTreeSet::new() });
+        Ok(())
+    }
+
+    /// The first consumer's client, which serves look-ups too.
+    pub fn client(&self) -> &Arc<Client> {
+        &self.consumers[0].client
+    }
+
+    pub fn waker(&self) -> &Arc<Waker> {
+        &self.waker
+    }
+
+    pub fn input(&self, input: InputId) -> &Input {
+        &self.inputs[input.0]
+    }
+
+    pub fn all_mut(&mut self) -> impl Iterator<Item = &mut Input> {
+        self.inputs.iter_mut()
+    }
+
+    /// Begins to read a partition.
+    pub fn assign(&mut self, assignment: Assignment, internal: bool) -> Result<InputId, LogError> {
+        let key = (assignment.topic.clone(), assignment.partition.0);
+        let consumer = match self.consumers.iter().position(|c| !c.assigned.contains(&key)) {
+            Some(consumer) => consumer,
+            None => {
+                self.add_consumer()?;
+                self.consumers.len() - 1
+            }
+        };
+        let next = assignment.next.0;
+        let client = &self.consumers[consumer].client;
+        let queue = open(client, &assignment.topic, assignment.partition.0, next, &self.waker)?;
+        self.consumers[consumer].assigned.insert(key);
+        self.inputs.push(Input {
+            assignment,
+            internal,
+            consumer,
+            queue,
+            buffer: VecDeque::new(),
+            next,
+            position: next,
+            passed_over: 0,
+            copied: next,
+        });
+        Ok(InputId(self.inputs.len() - 1))
+    }
+
+    /// The next records of one input.
+    pub fn poll(&mut self, wanted: &dyn Fn(InputId) -> bool, max: usize) -> Result<Option<Fetch<'_>>, LogError> {
+        self.held.clear();
+        self.serve_events()?;
+        let mut chosen: Option<(i64, u32, usize)> = None;
+        for (index, input) in self.inputs.iter_mut().enumerate() {
+            if !wanted(InputId(index)) {
+                continue;
+            }
+            input.fill(max)?;
+            let Some(head) = input.head() else { continue };
+            let candidate = (head, input.assignment.rank, index);
+            input.passed_over += 1;
+            if chosen.is_none_or(|best| candidate < best) {
+                chosen = Some(candidate);
+            }
+        }
+        let Some((_, _, index)) = chosen else { return Ok(None) };
+        Ok(Some(self.take(index, max)))
+    }
+
+    fn take(&mut self, index: usize, max: usize) -> Fetch<'_> {
+        let input = &mut self.inputs[index];
+        input.passed_over = 0;
+        self.held.extend(input.buffer.drain(..max.min(input.buffer.len())));
+        input.next = match self.held.last() {
+            Some(last) if !input.buffer.is_empty() => last.offset() + 1,
+            _ => input.position,
+        };
+        let next = input.next;
+        Fetch { input: InputId(index), records: records(&self.held, &mut self.headers), next: Offset(next) }
+    }
+
+    /// Timestamp of the next record of an input, if it is known and has one; `end` is where the input ends.
+    pub fn head_timestamp_ms(&mut self, input: InputId, end: i64) -> Result<Option<i64>, LogError> {
+        let input = &mut self.inputs[input.0];
+        input.fill(1)?;
+        if input.buffer.is_empty() && input.position < end {
+            // Perhaps only markers lie before the end. The library counts them when they leave its queue.
+            let Assignment { topic, partition, .. } = &input.assignment;
+            let position = self.consumers[input.consumer].client.position(topic, partition.0);
+            input.position = input.position.max(position.unwrap_or(0));
+        }
+        Ok(input.buffer.front().and_then(Message::timestamp_ms))
+    }
+
+    /// Errors and log lines of the consumers; broker connections come and go by themselves.
+    fn serve_events(&mut self) -> Result<(), LogError> {
+        for consumer in &self.consumers {
+            while let Some(event) = consumer.client.next_event(0, &mut |_| {}) {
+                let Event::Error { code, text } = event else { continue };
+                if matches!(code, RDKafkaErrorCode::Authentication | RDKafkaErrorCode::Fatal) {
+                    return Err(fault("read from Kafka", &text, false));
+                }
+                tracing::debug!(?code, text, "consumer");
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Inputs {
+    fn drop(&mut self) {
+        // What points into the clients goes first.
+        self.held.clear();
+        self.inputs.clear();
+        end("consumers", std::mem::take(&mut self.consumers));
+    }
+}
+
+/// Takes a partition's queue and has the client fill it from an offset.
+pub fn open(
+    client: &Arc<Client>,
+    topic: &str,
+    partition: i32,
+    from: i64,
+    waker: &Arc<Waker>,
+) -> Result<PartitionQueue, LogError> {
+    let what = || format!("read partition {partition} of topic '{topic}'");
+    let queue = PartitionQueue::take(client, topic, partition, waker);
+    let queue = queue.ok_or_else(|| fault(&what(), "its queue cannot be made", false))?;
+    let mut list = TopicPartitionList::with_capacity(1);
+    let added = list.add_partition_offset(topic, partition, KafkaOffset::Offset(from));
+    added.map_err(|e| fault(&what(), &e.to_string(), false))?;
+    client.assign(&list).map_err(|e| fault(&what(), &e.to_string(), e.retriable))?;
+    Ok(queue)
+}
+
+/// What a message of a partition says.
+pub enum Said {
+    Record,
+    /// Everything before the offset was delivered.
+    ReachedEnd(i64),
+    /// Something that passes, and after which the library goes on by itself.
+    Nothing,
+}
+
+pub fn said(message: &Message, topic: &str, partition: i32) -> Result<Said, LogError> {
+    match message.error() {
+        None => Ok(Said::Record),
+        Some(RDKafkaErrorCode::PartitionEOF) => Ok(Said::ReachedEnd(message.offset())),
+        Some(RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange) => Err(LogError::OffsetGone {
+            topic: topic.to_owned(),
+            partition: millrace_core::ids::Partition(partition),
+            offset: Offset(message.offset()),
+        }),
+        Some(code) if passing(code) => {
+            tracing::warn!(topic, partition, text = message.error_text(), "reading is held up");
+            Ok(Said::Nothing)
+        }
+        Some(_) => {
+            let what = format!("read partition {partition} of topic '{topic}'");
+            Err(fault(&what, &message.error_text(), false))
+        }
+    }
+}
+
+impl Input {
+    /// Has at least one message at hand, if there is one, and at most `max`.
+    fn fill(&mut self, max: usize) -> Result<(), LogError> {
+        if self.buffer.len() >= max {
+            return Ok(());
+        }
+        let before = self.buffer.len();
+        self.queue.fetch(max - before, &mut self.buffer);
+        let Assignment { topic, partition, .. } = &self.assignment;
+        let mut strange = false;
+        for message in self.buffer.range(before..) {
+            match said(message, topic, partition.0)? {
+                Said::Record => {
+                    self.position = message.offset() + 1;
+                    continue;
+                }
+                Said::ReachedEnd(end) => self.position = self.position.max(end),
+                Said::Nothing => {}
+            }
+            strange = true;
+        }
+        if strange {
+            self.buffer.retain(|m| m.error().is_none());
+        }
+        Ok(())
+    }
+
+    /// What the choice goes by. `None`: there is nothing to give.
+    fn head(&self) -> Option<i64> {
+        match self.buffer.front() {
+            _ if self.passed_over >= PASSED_OVER_MAX => (self.position > self.next).then_some(i64::MIN),
+            Some(_) if self.internal => Some(i64::MIN),
+            Some(message) => Some(message.timestamp_ms().unwrap_or(i64::MIN)),
+            None => (self.position > self.next).then_some(i64::MIN),
+        }
+    }
+}
+
+/// Records over the messages' own bytes.
+fn records<'a>(held: &'a [Message], headers: &'a mut Vec<Header>) -> Vec<Record<'a>> {
+    headers.clear();
+    let ends: Vec<usize> = held
+        .iter()
+        .map(|message| {
+            message.headers(headers);
+            headers.len()
+        })
+        .collect();
+    let headers: &'a [Header] = headers;
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    held.iter()
+        .zip(starts.zip(&ends))
+        .map(|(message, (start, end))| Record {
+            offset: Offset(message.offset()),
+            timestamp_ms: message.timestamp_ms(),
+            key: message.key(),
+            value: message.value(),
+            headers: &headers[start..*end],
+        })
+        .collect()
+}

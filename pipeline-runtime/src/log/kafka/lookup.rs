@@ -1,0 +1,95 @@
+//! Look-ups that a lane waits for, while it starts: with a deadline, and again when they fail in passing.
+
+use std::sync::Arc;
+
+use rdkafka::types::RDKafkaErrorCode;
+
+use super::native::Client;
+use super::native::admin::{AdminQueue, Answer, PartitionOffset, Spec};
+use super::{fault, passing};
+use crate::clock;
+use crate::log::{LogError, TopicInfo};
+
+/// How long a look-up is tried.
+const LOOKUP_MS: u64 = 30_000;
+/// How long one attempt may take: a broker that died is not answered for, and the next attempt goes to another.
+const ATTEMPT_MS: i32 = 5_000;
+const RETRY_MS: u64 = 50;
+
+/// An offset of a partition.
+pub fn offset(client: &Arc<Client>, topic: &str, partition: i32, spec: Spec) -> Result<i64, LogError> {
+    let what = format!(
+        "look up where partition {partition} of topic '{topic}' {}",
+        match spec {
+            Spec::Earliest => "begins",
+            Spec::LastStable | Spec::HighWatermark => "ends",
+            Spec::Timestamp(_) => "reaches a timestamp",
+        }
+    );
+    retrying(&what, client, topic, |queue| {
+        queue.ask_offsets(&[(topic, partition)], spec, ATTEMPT_MS, 0);
+        match answer(queue)? {
+            Answer::Offsets(offsets) => match offsets.into_iter().next() {
+                // A topic that was just made is not known to every broker yet.
+                Some(PartitionOffset { offset: Err(RDKafkaErrorCode::UnknownTopicOrPartition), .. }) => {
+                    Err((RDKafkaErrorCode::LeaderNotAvailable, "there is no such partition".to_owned()))
+                }
+                Some(found) => found.offset.map_err(|code| (code, code.to_string())),
+                None => Err(unexpected()),
+            },
+            _ => Err(unexpected()),
+        }
+    })
+}
+
+/// A topic, or `None` if there is none of that name.
+pub fn describe(client: &Arc<Client>, topic: &str) -> Result<Option<TopicInfo>, LogError> {
+    retrying(&format!("look up topic '{topic}'"), client, topic, |queue| {
+        queue.ask_topics(&[topic], ATTEMPT_MS, 0);
+        match answer(queue)? {
+            Answer::Topics(topics) => match topics.into_iter().next() {
+                Some(Ok(found)) => Ok(Some(TopicInfo { id: found.id, partitions: found.partitions })),
+                Some(Err(RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::UnknownTopic)) => Ok(None),
+                Some(Err(code)) => Err((code, code.to_string())),
+                None => Err(unexpected()),
+            },
+            _ => Err(unexpected()),
+        }
+    })
+}
+
+type Failure = (RDKafkaErrorCode, String);
+
+fn unexpected() -> Failure {
+    (RDKafkaErrorCode::Fail, "the answer does not fit the request".to_owned())
+}
+
+fn answer(queue: &AdminQueue) -> Result<Answer, Failure> {
+    match queue.next(ATTEMPT_MS) {
+        Some((_, Answer::Failed { code, text })) => Err((code, text)),
+        Some((_, answer)) => Ok(answer),
+        None => Err((RDKafkaErrorCode::OperationTimedOut, "no answer".to_owned())),
+    }
+}
+
+fn retrying<T>(
+    what: &str,
+    client: &Arc<Client>,
+    topic: &str,
+    attempt: impl Fn(&AdminQueue) -> Result<T, Failure>,
+) -> Result<T, LogError> {
+    let start = clock::steady_ms();
+    loop {
+        // A queue for each attempt: a late answer to an earlier one must not be taken for that to this one.
+        let queue = AdminQueue::new(client, None).ok_or_else(|| fault(what, "out of memory", false))?;
+        let (code, text) = match attempt(&queue) {
+            Ok(found) => return Ok(found),
+            Err(failure) => failure,
+        };
+        if !passing(code) || clock::steady_ms() - start > LOOKUP_MS {
+            return Err(fault(what, &text, passing(code)));
+        }
+        client.refresh_leaders(topic, ATTEMPT_MS);
+        clock::pause_ms(RETRY_MS);
+    }
+}

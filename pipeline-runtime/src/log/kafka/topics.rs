@@ -1,0 +1,186 @@
+//! Topics as an administrator sees them: what there is, what it allows, and the making of our own.
+
+use std::collections::BTreeMap;
+
+use futures_executor::block_on;
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::client::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::error::KafkaError;
+use rdkafka::types::RDKafkaErrorCode;
+
+use super::lookup::describe;
+use super::native::Client;
+use super::{InternalTopics, fault, passing};
+use crate::clock;
+use crate::log::{InternalKind, LogError, TopicInfo};
+
+/// How long a request of an administrator may take.
+const REQUEST_MS: u64 = 30_000;
+/// How long after its creation a topic may be unknown to some broker.
+const KNOWN_MS: u64 = 30_000;
+/// Pause before a request is made again that failed in passing.
+const RETRY_MS: u64 = 50;
+/// What a broker allows where nobody has said anything else (`message.max.bytes`).
+const RECORD_BYTES_DEFAULT: usize = 1_048_588;
+/// Our own topics take any row that a topic of the user's can hold, and its state.
+const INTERNAL_RECORD_BYTES: usize = 16 << 20;
+/// A state that was written less than so long ago can be brought level: deletes are still in the changelog.
+const TOMBSTONES_MS: i64 = 30 * 86_400_000;
+
+/// Sends what the library logs to our log.
+pub struct Logged;
+
+impl ClientContext for Logged {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        match level {
+            RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical => {
+                tracing::error!(facility, "{line}");
+            }
+            RDKafkaLogLevel::Error | RDKafkaLogLevel::Warning => tracing::warn!(facility, "{line}"),
+            RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info => tracing::info!(facility, "{line}"),
+            RDKafkaLogLevel::Debug => tracing::debug!(facility, "{line}"),
+        }
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        tracing::warn!(%error, reason, "admin client");
+    }
+}
+
+/// The administrator's client, which lives while a lane starts.
+pub struct Admin {
+    client: AdminClient<Logged>,
+}
+
+impl Admin {
+    pub fn connect(config: &rdkafka::ClientConfig) -> Result<Self, LogError> {
+        // The wrapper's text would show the value of a setting that is wrong, which may be a secret.
+        let client = config.create_with_context(Logged).map_err(|error| match error {
+            KafkaError::ClientConfig(_, description, key, _) => {
+                LogError::User(format!("connect to Kafka: setting {key}: {description}"))
+            }
+            other => fault("connect to Kafka", &other.to_string(), false),
+        })?;
+        Ok(Self { client })
+    }
+
+    /// The largest record that each topic takes, in bytes. A topic whose configuration may not be read has the
+    /// broker's default.
+    pub fn record_limits(&self, topics: &[&str]) -> Result<BTreeMap<String, usize>, LogError> {
+        let asked: Vec<_> = topics.iter().map(|t| ResourceSpecifier::Topic(t)).collect();
+        let what = "read the configuration of topics";
+        let answers = retrying(what, || block_on(self.client.describe_configs(&asked, &options())))?;
+        let mut limits = BTreeMap::new();
+        for (topic, answer) in topics.iter().zip(answers) {
+            let limit = match answer {
+                Ok(resource) => resource.get("max.message.bytes").and_then(|e| e.value.as_ref()?.parse().ok()),
+                Err(RDKafkaErrorCode::UnknownTopicOrPartition) => continue,
+                Err(code) => {
+                    tracing::warn!(topic, %code, "its configuration cannot be read, and the default limit is taken");
+                    None
+                }
+            };
+            limits.insert((*topic).to_owned(), limit.unwrap_or(RECORD_BYTES_DEFAULT));
+        }
+        Ok(limits)
+    }
+
+    /// Creates a topic of our own. One that is there already is left as it is.
+    pub fn create(
+        &self,
+        name: &str,
+        kind: InternalKind,
+        partitions: i32,
+        internal: &InternalTopics,
+    ) -> Result<(), LogError> {
+        let replicas = i32::from(internal.replication_factor);
+        let settings = settings(kind, replicas);
+        let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(replicas));
+        for (key, value) in &settings {
+            topic = topic.set(key, value);
+        }
+        let what = format!("create topic '{name}' with {replicas} replicas");
+        let answers = retrying(&what, || block_on(self.client.create_topics([&topic], &options())))?;
+        for answer in answers {
+            match answer {
+                Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
+                Err((_, RDKafkaErrorCode::InvalidReplicationFactor)) => {
+                    return Err(LogError::User(format!(
+                        "{what}: the cluster has fewer brokers; set spec.kafka.internal.replicationFactor"
+                    )));
+                }
+                Err((_, RDKafkaErrorCode::TopicAuthorizationFailed)) => {
+                    return Err(LogError::User(format!(
+                        "{what}: not allowed; grant Create on topics that start with the pipeline's prefix, or create it and set spec.kafka.internal.creation to RequireExisting"
+                    )));
+                }
+                Err((_, code)) => return Err(fault(&what, &code.to_string(), passing(code))),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The configuration of our own topics.
+fn settings(kind: InternalKind, replicas: i32) -> Vec<(&'static str, String)> {
+    let mut settings = vec![
+        ("min.insync.replicas", (replicas - 1).max(1).to_string()),
+        ("max.message.bytes", INTERNAL_RECORD_BYTES.to_string()),
+        ("message.timestamp.type", "CreateTime".to_owned()),
+    ];
+    match kind {
+        // Never trimmed, and the last marker is never compacted away: it is the last record of its key.
+        InternalKind::Changelog => settings
+            .extend([("cleanup.policy", "compact".to_owned()), ("delete.retention.ms", TOMBSTONES_MS.to_string())]),
+        // Deleted behind its reader, by us.
+        InternalKind::Repartition => settings.extend([
+            ("cleanup.policy", "delete".to_owned()),
+            ("retention.ms", "-1".to_owned()),
+            ("retention.bytes", "-1".to_owned()),
+        ]),
+    }
+    settings
+}
+
+/// The command that creates a topic of the user's.
+pub fn creating_command(topic: &str, bootstrap_servers: &str) -> String {
+    format!(
+        "kafka-topics.sh --bootstrap-server {bootstrap_servers} --create --topic {topic} --partitions <as many as tasks you want>"
+    )
+}
+
+/// Asks until the topic is known, which takes a moment after its creation.
+pub fn wait_until_known(client: &std::sync::Arc<Client>, name: &str) -> Result<TopicInfo, LogError> {
+    let start = clock::steady_ms();
+    loop {
+        if let Some(info) = describe(client, name)? {
+            return Ok(info);
+        }
+        if clock::steady_ms() - start > KNOWN_MS {
+            return Err(fault(&format!("look up topic '{name}'"), "it was created and is not known", true));
+        }
+        clock::pause_ms(RETRY_MS);
+    }
+}
+
+fn options() -> AdminOptions {
+    let timeout = std::time::Duration::from_millis(REQUEST_MS);
+    AdminOptions::new().request_timeout(Some(timeout)).operation_timeout(Some(timeout))
+}
+
+/// Makes a request until it succeeds, fails for good, or has failed for too long.
+fn retrying<T>(what: &str, request: impl Fn() -> Result<T, KafkaError>) -> Result<T, LogError> {
+    let start = clock::steady_ms();
+    loop {
+        let error = match request() {
+            Ok(answer) => return Ok(answer),
+            Err(error) => error,
+        };
+        let again = error.rdkafka_error_code().is_some_and(passing);
+        if !again || clock::steady_ms() - start > REQUEST_MS {
+            return Err(fault(what, &error.to_string(), again));
+        }
+        clock::pause_ms(RETRY_MS);
+    }
+}

@@ -1,0 +1,117 @@
+//! The same runs on a real broker: a pipeline over topics that are written first, through any number of deaths.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::Context;
+use millrace_core::plan::Plan;
+use millrace_kafka_harness::{Kafka, Message, Record};
+use millrace_runtime::engine::EngineConfig;
+use millrace_runtime::log::kafka::connection::Connection;
+use millrace_runtime::log::kafka::{InternalTopics, KafkaLog, KafkaLogConfig, TRIM_EVERY_MS};
+use serde_json::{Value, json};
+
+use crate::faulty::{Faults, FaultyLog};
+use crate::{Outcome, Rec, Ride, Topics, run_to_end, scratch};
+
+/// Partitions of the topics that a pipeline writes to.
+const OUTPUT_PARTITIONS: i32 = 2;
+/// Every so many lives the process comes back without its local state, as a pod on another machine does.
+const LIVES_PER_DISK: usize = 3;
+
+/// What each life of a lane is told.
+pub fn log_config(kafka: &Kafka, plan: &Plan) -> KafkaLogConfig {
+    let outputs = plan.sinks.iter().map(|s| s.topic.clone()).chain(plan.dead_letter.clone());
+    KafkaLogConfig {
+        connection: Connection::plain(kafka.bootstrap_servers()),
+        transactional_id: format!("{}-t1-w0-l0", plan.prefix),
+        group: format!("{}-t1", plan.prefix),
+        transaction_timeout_ms: 10_000,
+        outputs: outputs.collect(),
+        internal: InternalTopics { create: true, replication_factor: kafka.brokers() as u16 },
+        until_end: true,
+        trim_every_ms: TRIM_EVERY_MS,
+    }
+}
+
+/// Runs a pipeline over topics to their end, through every fault of `ride`. The topics get names of their own, so that
+/// many runs share a cluster; the outcome has those of the plan.
+pub fn ride_on_kafka(kafka: &Kafka, plan: &Plan, topics: &Topics, ride: &Ride) -> anyhow::Result<Outcome> {
+    static RUNS: AtomicU64 = AtomicU64::new(0);
+    let run = RUNS.fetch_add(1, Ordering::Relaxed);
+    let name = |topic: &str| format!("run{run}-{topic}");
+    let own = renamed(plan, &name, format!("run{run}"));
+    for (topic, records) in topics {
+        let partitions = records.iter().map(|r| r.partition + 1).max().unwrap_or(1);
+        kafka.create_topic(&name(topic), partitions, &[])?;
+        kafka.produce(&name(topic), records.iter().map(message))?;
+    }
+    let outputs: Vec<String> = plan.sinks.iter().map(|s| s.topic.clone()).chain(plan.dead_letter.clone()).collect();
+    for topic in &outputs {
+        kafka.create_topic(&name(topic), OUTPUT_PARTITIONS, &[])?;
+    }
+    let totals = live(kafka, &own, ride)?;
+    let read = outputs.into_iter().map(|topic| {
+        let records = kafka.read_committed(&name(&topic))?;
+        Ok((topic, records.iter().map(line).collect::<anyhow::Result<_>>()?))
+    });
+    Ok(Outcome { topics: read.collect::<anyhow::Result<BTreeMap<String, Vec<Value>>>>()?, totals })
+}
+
+type NamedTotals = Vec<(String, millrace_core::totals::Totals)>;
+
+/// All lives of the process. Each begins with the same transactional id, which ends what the one before left open.
+fn live(kafka: &Kafka, plan: &Plan, ride: &Ride) -> anyhow::Result<NamedTotals> {
+    let mut dir = scratch()?;
+    let mut lives = ride.lives.iter().copied();
+    for life in 1.. {
+        let faults = Faults { calls_left: lives.next() };
+        let log = FaultyLog::new(KafkaLog::open(log_config(kafka, plan))?, faults);
+        let config = EngineConfig {
+            state_dir: dir.path().to_owned(),
+            commit_interval_ms: 20,
+            batch_records: ride.batch_records,
+            waiting_rows_max: ride.waiting_rows_max,
+            cache_bytes: 1 << 20,
+            write_buffer_bytes: 1 << 20,
+        };
+        if let Some(totals) = run_to_end(plan, log, config, faults)? {
+            return Ok(totals);
+        }
+        if life % LIVES_PER_DISK == 0 {
+            dir = scratch()?;
+        }
+    }
+    unreachable!("the lives of a ride end, and the last one is not mortal")
+}
+
+fn renamed(plan: &Plan, name: &dyn Fn(&str) -> String, prefix: String) -> Plan {
+    let mut plan = Plan { prefix, ..plan.clone() };
+    plan.sources.iter_mut().for_each(|s| s.topic = name(&s.topic));
+    plan.sinks.iter_mut().for_each(|s| s.topic = name(&s.topic));
+    plan.dead_letter = plan.dead_letter.as_deref().map(name);
+    plan.exchanges.iter_mut().for_each(|e| e.partitions_like = e.partitions_like.as_deref().map(name));
+    plan
+}
+
+fn message(record: &Rec) -> Message {
+    Message {
+        partition: Some(record.partition),
+        timestamp_ms: record.timestamp,
+        key: record.key.as_ref().map(|k| k.clone().into_bytes()),
+        value: record.value.as_ref().map(|v| v.clone().into_bytes()),
+    }
+}
+
+/// A record as the embedded log writes it, where its bytes are text and JSON.
+fn line(record: &Record) -> anyhow::Result<Value> {
+    let mut line = json!({"partition": record.partition, "timestamp": record.timestamp_ms});
+    if let Some(key) = &record.key {
+        line["key"] = Value::from(std::str::from_utf8(key).context("read a key")?);
+    }
+    line["value"] = match &record.value {
+        Some(value) => serde_json::from_slice(value).context("read a value")?,
+        None => Value::Null,
+    };
+    Ok(line)
+}
