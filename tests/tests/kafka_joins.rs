@@ -136,8 +136,9 @@ const UNKNOWN: &str = "";
 /// What the join must give, sorted. `latest`: of the whole table, else as of the order's time.
 fn expected(world: &World, latest: bool) -> Vec<String> {
     let row = |(id, order): (usize, &Order)| {
-        let versions = world.changes.iter().filter(|c| c.customer == order.customer);
-        let seen = versions.filter(|c| latest || c.since <= order.time).last();
+        let of_customer = world.changes.iter().filter(|c| c.customer == order.customer);
+        let mut versions = of_customer.filter(|c| latest || c.since <= order.time);
+        let seen = versions.next_back();
         json!({"id": id, "name": seen.and_then(|c| c.name.clone())}).to_string()
     };
     let mut rows: Vec<String> = world.orders.iter().enumerate().map(row).collect();
