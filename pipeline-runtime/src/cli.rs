@@ -9,6 +9,7 @@ use millrace_crds::check::{self, Mistake};
 use millrace_crds::pipeline::Pipeline;
 use tracing_subscriber::EnvFilter;
 
+mod connection;
 mod diff;
 mod explain;
 mod run;
@@ -50,6 +51,8 @@ enum Command {
 enum Failure {
     /// Of the user's spec: all of them.
     Mistakes(PathBuf, Vec<Mistake>),
+    /// What the user has to correct, one a line.
+    Said(Vec<String>),
     /// What was said already.
     Reported,
     Error(anyhow::Error),
@@ -92,6 +95,10 @@ pub fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Reported) => ExitCode::from(FAILED),
+        Err(Failure::Said(mistakes)) => {
+            mistakes.iter().for_each(|mistake| eprintln!("error: {mistake}"));
+            ExitCode::from(MISTAKES)
+        }
         Err(Failure::Error(error)) => {
             eprintln!("error: {error:#}");
             ExitCode::from(FAILED)

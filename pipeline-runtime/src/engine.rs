@@ -4,19 +4,26 @@
 //! [`EPOCH_BYTES_MAX`]; then output, state changes, blocks and markers become visible together, and only after that is
 //! known the state is written to RocksDB (invariant I1). A quiet lane commits nothing, but for what the readers of an
 //! exchange must hear about time.
+//!
+//! Whatever goes wrong is a [`Trouble`], and [`Engine::settle`] says what follows from each: the epoch is dropped and
+//! read again, a row meets the error policy, a task stops, every task has to be restored, or the process ends.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use millrace_core::ids::{Generation, Partition, TaskId, Timeline};
+use millrace_core::epoch::{
+    ApplyPermit, CommitOutcome, Delivery, LaneEpoch, Limit, Loss, Next, OutOfOrder, Phase, TIMERS,
+};
+use millrace_core::ids::{Epoch, Generation, Offset, TaskId, Timeline};
 use millrace_core::plan::{InputFrom, Plan};
 
 use crate::clock;
 use crate::log::{Assignment, CommitError, End, InputId, InternalKind, Log, LogError, Outbox};
 use crate::metrics::Metrics;
-use crate::state::StateBudget;
-use build::{BuildError, Builder};
+use crate::state::{StateBudget, TaskState};
+use build::{BuildError, Builder, Known};
 use task::{Now, Task, TaskError};
 use topology::{Names, Topology};
 
@@ -40,6 +47,8 @@ const EPOCH_BYTES_MAX: usize = 32 << 20;
 const TICK_MS: u64 = 50;
 /// Every task's memtables are written out after this time.
 const FLUSH_MS: u64 = 600_000;
+/// A part of an epoch that is searched for a bad row, and of which nothing has come for so long, holds no row.
+const EMPTY_PART_MS: u64 = 1_000;
 
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -49,8 +58,12 @@ pub struct EngineConfig {
     pub batch_records: usize,
     /// Rows of one step that wait in memory; the rest waits in the state only.
     pub waiting_rows_max: usize,
-    pub cache_bytes: usize,
-    pub write_buffer_bytes: usize,
+    /// Shared by all lanes of a worker.
+    pub budget: StateBudget,
+    /// The fault of one task stops that task only, not the lane.
+    pub isolate: bool,
+    /// How long a transaction may be open before the brokers end it; `None`: for ever.
+    pub epoch_timeout_ms: Option<u64>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +76,9 @@ pub enum EngineError {
     Commit(#[from] CommitError),
     #[error("task {task}")]
     Task { task: TaskId, source: Box<TaskError> },
+    /// An error of ours.
+    #[error(transparent)]
+    Order(#[from] OutOfOrder),
 }
 
 impl From<BuildError> for EngineError {
@@ -71,9 +87,15 @@ impl From<BuildError> for EngineError {
     }
 }
 
-/// Says which task it was.
-fn of(task: &TaskId) -> impl Fn(TaskError) -> EngineError + '_ {
-    |error| EngineError::Task { task: task.clone(), source: Box::new(error) }
+impl EngineError {
+    /// True for what passes by itself.
+    pub fn passes(&self) -> bool {
+        match self {
+            Self::Log(error) => error.passes(),
+            Self::Build(error) => matches!(&**error, BuildError::Log(error) if error.passes()),
+            Self::Commit(_) | Self::Task { .. } | Self::Order(_) => false,
+        }
+    }
 }
 
 /// How a run ended.
@@ -84,78 +106,194 @@ pub enum Exit {
     Stopped,
 }
 
+/// What a step of the lane came to.
+#[derive(Debug)]
+pub enum Step {
+    Busy,
+    Committed,
+    /// There is nothing to do for so many milliseconds, unless something comes.
+    Idle(u64),
+    /// Every input has ended and everything is through.
+    Finished,
+    /// The log's identity is lost. No task runs any more; their states are kept for [`Engine::restore`].
+    Lost(CommitError),
+}
+
+/// What has gone wrong in a step.
+enum Trouble {
+    /// Ends the process.
+    Fatal(EngineError),
+    /// Of one task alone.
+    Task(TaskId, EngineError),
+    /// Something in the epoch can never be committed.
+    Refused(LogError),
+    /// The epoch was not committed, for a reason that passes.
+    Dropped(LogError),
+    Lost(CommitError),
+}
+
+impl<E: Into<EngineError>> From<E> for Trouble {
+    fn from(error: E) -> Self {
+        Self::Fatal(error.into())
+    }
+}
+
 struct Route {
-    task: usize,
+    slot: usize,
     input: usize,
 }
 
 pub struct Engine<L> {
     log: L,
     config: EngineConfig,
-    tasks: Vec<Task>,
+    builder: Builder,
+    epoch: LaneEpoch,
+    /// The tasks that run. A free slot is taken by the next one.
+    tasks: Vec<Option<Task>>,
     /// By input of the log.
-    routes: Vec<Route>,
+    routes: Vec<Option<Route>>,
+    /// Restored, and not running yet.
+    restored: BTreeMap<TaskId, Task>,
+    /// Of tasks that ran when the log's identity was lost.
+    states: BTreeMap<TaskId, TaskState>,
+    /// Tasks that shall read no more and leave with their next commit.
+    finishing: BTreeSet<TaskId>,
+    /// Tasks that were stopped by their own fault, with their last committed epoch.
+    stopped: BTreeMap<TaskId, Epoch>,
+    faults: Vec<(TaskId, EngineError)>,
+    /// Tasks whose committed epoch could not be written to their state.
+    failed: Vec<(TaskId, Epoch)>,
+    /// Why records were refused last.
+    refusal: String,
     outbox: Outbox,
-    /// Something was sent in the open epoch.
-    open: bool,
+    /// Since when something of the open epoch is with the log.
+    open_since_ms: Option<u64>,
     sent_bytes: usize,
     metrics: Arc<Metrics>,
+    last_busy_ms: u64,
     last_commit_ms: u64,
     last_tick_ms: u64,
     last_flush_ms: u64,
 }
 
+/// One of our own topics.
+pub struct InternalTopic {
+    pub name: String,
+    pub kind: InternalKind,
+    pub partitions: i32,
+}
+
+/// The topics that the plan's stages and exchanges need.
+pub fn internal_topics(plan: &Plan, topology: &Topology, names: &Names) -> Vec<InternalTopic> {
+    let changelog = |stage: &str| names.changelog(stage);
+    let changelogs = plan.stages.iter().map(|s| (changelog(&s.name), InternalKind::Changelog, topology.tasks[&s.name]));
+    let exchanges = topology.exchanges.iter();
+    let exchanges = exchanges.map(|(name, count)| (names.repartition(name), InternalKind::Repartition, *count));
+    changelogs.chain(exchanges).map(|(name, kind, partitions)| InternalTopic { name, kind, partitions }).collect()
+}
+
 impl<L: Log> Engine<L> {
-    /// Checks the topics, restores every task and assigns what it reads.
-    pub fn start(plan: &Plan, mut log: L, config: EngineConfig, metrics: Arc<Metrics>) -> Result<Self, EngineError> {
-        let topology = Topology::resolve(plan, &mut log)?;
+    /// Checks the topics, and makes our own. No task runs yet.
+    pub fn open(plan: Arc<Plan>, mut log: L, config: EngineConfig, metrics: Arc<Metrics>) -> Result<Self, EngineError> {
+        let topology = Topology::resolve(&plan, &mut log)?;
         let names = Names::new(&plan.prefix, Timeline(1));
-        for stage in &plan.stages {
-            log.create_internal(&names.changelog(&stage.name), InternalKind::Changelog, topology.tasks[&stage.name])?;
-        }
-        for (exchange, partitions) in &topology.exchanges {
-            log.create_internal(&names.repartition(exchange), InternalKind::Repartition, *partitions)?;
+        for topic in internal_topics(&plan, &topology, &names) {
+            log.create_internal(&topic.name, topic.kind, topic.partitions)?;
         }
         let now = now();
-        let budget = StateBudget::new(config.cache_bytes, config.write_buffer_bytes);
-        let builder = Builder {
-            plan,
-            topology: &topology,
-            names: &names,
-            budget: &budget,
-            state_dir: &config.state_dir.join("tasks"),
-            waiting_rows_max: config.waiting_rows_max,
-            now_ms: now.wall_ms,
-            steady_ms: now.steady_ms,
-        };
-        let mut engine = Self {
+        Ok(Self {
             log,
-            config: config.clone(),
+            builder: Builder {
+                plan,
+                topology,
+                names,
+                budget: config.budget.clone(),
+                state_dir: config.state_dir.join("tasks"),
+                waiting_rows_max: config.waiting_rows_max,
+            },
+            config,
+            epoch: LaneEpoch::default(),
             tasks: Vec::new(),
             routes: Vec::new(),
+            restored: BTreeMap::new(),
+            states: BTreeMap::new(),
+            finishing: BTreeSet::new(),
+            stopped: BTreeMap::new(),
+            faults: Vec::new(),
+            failed: Vec::new(),
+            refusal: String::new(),
             outbox: Outbox::default(),
-            open: false,
+            open_since_ms: None,
             sent_bytes: 0,
             metrics,
+            last_busy_ms: now.steady_ms,
             last_commit_ms: now.steady_ms,
             last_tick_ms: 0,
             last_flush_ms: now.steady_ms,
-        };
-        for stage in &plan.stages {
-            for partition in 0..topology.tasks[&stage.name] {
-                let partition = Partition(partition);
-                let mut task = builder.task(stage, partition, &mut engine.log, &mut engine.outbox)?;
-                engine.assign(plan, &names, &mut task)?;
-                let resumed = task.resume(now, &mut engine.outbox);
-                resumed.map_err(of(&task.id))?;
-                engine.tasks.push(task);
-            }
+        })
+    }
+
+    /// Opens the engine and runs every task of the plan in it, with nobody to share them with.
+    pub fn start(plan: Arc<Plan>, log: L, config: EngineConfig, metrics: Arc<Metrics>) -> Result<Self, EngineError> {
+        let mut engine = Self::open(plan, log, config, metrics)?;
+        engine.log.initialise()?;
+        // In the order of the plan: it decides which of two equal heads is read first.
+        let stages = engine.builder.plan.stages.iter().map(|s| s.name.clone()).collect::<Vec<_>>();
+        let tasks: Vec<TaskId> = engine.builder.topology.all_tasks().collect();
+        for id in stages.iter().flat_map(|stage| tasks.iter().filter(move |id| id.stage == *stage)) {
+            engine.restore(id, None)?;
+            engine.run_task(id, Generation(1))?;
         }
-        engine.publish();
         Ok(engine)
     }
 
-    fn assign(&mut self, plan: &Plan, names: &Names, task: &mut Task) -> Result<(), EngineError> {
+    pub fn log(&mut self) -> &mut L {
+        &mut self.log
+    }
+
+    pub fn names(&self) -> &Names {
+        &self.builder.names
+    }
+
+    /// Brings a task's state level with its changelog and makes the task ready to run. Returns the epoch of the last
+    /// marker; below `known.needed` the task is not ready, and this is to be called again.
+    pub fn restore(&mut self, id: &TaskId, known: Option<Known<'_>>) -> Result<Epoch, EngineError> {
+        let open = self.states.remove(id).or_else(|| self.restored.remove(id).map(|task| task.state));
+        let restored = self.builder.restore(id, open, known, &mut self.log)?;
+        if restored.level {
+            let task = self.builder.task(
+                id,
+                restored.state,
+                restored.marker,
+                clock::steady_ms(),
+                &mut self.log,
+                &mut self.outbox,
+            )?;
+            self.restored.insert(id.clone(), task);
+        } else {
+            self.states.insert(id.clone(), restored.state);
+        }
+        Ok(restored.last)
+    }
+
+    /// Runs a restored task.
+    pub fn run_task(&mut self, id: &TaskId, generation: Generation) -> Result<(), EngineError> {
+        let Some(mut task) = self.restored.remove(id) else { return Ok(()) };
+        task.generation = generation;
+        self.stopped.remove(id);
+        let resolution = self.epoch.run(id.clone(), task.epoch);
+        tracing::info!(task = %id, epoch = %task.epoch, %generation, ?resolution, "task runs");
+        let slot = self.tasks.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.tasks.push(None);
+            self.tasks.len() - 1
+        });
+        self.place(slot, task)?;
+        Ok(())
+    }
+
+    /// Assigns what a task reads and tells its operators where time stands.
+    fn place(&mut self, slot: usize, mut task: Task) -> Result<(), EngineError> {
+        let plan = Arc::clone(&self.builder.plan);
         let stage = plan.stage(&task.id.stage).expect("tasks are built from stages");
         for (index, input) in task.inputs.iter().enumerate() {
             let source = match &stage.inputs[index].from {
@@ -164,54 +302,245 @@ impl<L: Log> Engine<L> {
             };
             // Tables first, then the order of the spec.
             let rank = source.map_or(0, |i| i as u32) + if input.table { 0 } else { 1 << 16 };
-            let id = self.log.assign(Assignment {
+            let InputId(id) = self.log.assign(Assignment {
                 topic: input.topic.clone(),
                 partition: task.id.partition,
                 next: input.next,
                 rank,
-                group: names.group(&stage.name),
+                group: self.builder.names.group(&stage.name),
             })?;
-            debug_assert_eq!(id.0, self.routes.len());
-            self.routes.push(Route { task: self.tasks.len(), input: index });
+            if self.routes.len() <= id {
+                self.routes.resize_with(id + 1, || None);
+            }
+            self.routes[id] = Some(Route { slot, input: index });
         }
+        let resumed = task.resume(now(), &mut self.outbox);
+        resumed.map_err(|error| of(&task.id, error))?;
+        self.metrics.totals(&task);
+        self.tasks[slot] = Some(task);
+        // What it waits for is looked up at once.
+        self.last_tick_ms = 0;
         Ok(())
+    }
+
+    /// The task reads no more, and leaves once what it has in the open epoch is committed.
+    pub fn finish(&mut self, id: &TaskId) {
+        self.finishing.insert(id.clone());
+    }
+
+    /// Tasks that have left, with their last committed epochs.
+    pub fn take_finished(&mut self) -> Result<Vec<(TaskId, Epoch)>, EngineError> {
+        let steady_ms = clock::steady_ms();
+        let mut left = Vec::new();
+        for id in self.finishing.clone() {
+            let slot = self.tasks.iter().position(|t| t.as_ref().is_some_and(|t| t.id == id));
+            let last = match slot {
+                Some(slot) if self.tasks[slot].as_ref().is_some_and(|t| t.due(steady_ms)) => None,
+                Some(slot) => match self.epoch.leave(&id) {
+                    Some(last) => {
+                        let task = self.take_out(slot)?;
+                        task.iter().try_for_each(flush)?;
+                        Some(last)
+                    }
+                    None => None,
+                },
+                None => self.stopped.remove(&id),
+            };
+            if let Some(last) = last {
+                self.finishing.remove(&id);
+                left.push((id, last));
+            }
+        }
+        Ok(left)
+    }
+
+    /// Closes what is kept of a task that does not run.
+    pub fn forget(&mut self, id: &TaskId) {
+        self.restored.remove(id);
+        self.states.remove(id);
+        self.stopped.remove(id);
+    }
+
+    /// Tasks that were stopped by a fault of their own.
+    pub fn take_faults(&mut self) -> Vec<(TaskId, EngineError)> {
+        std::mem::take(&mut self.faults)
+    }
+
+    /// Tasks whose last committed epoch could not be written to their state: they have to be restored.
+    pub fn take_failed(&mut self) -> Vec<(TaskId, Epoch)> {
+        std::mem::take(&mut self.failed)
+    }
+
+    fn take_out(&mut self, slot: usize) -> Result<Option<Task>, LogError> {
+        for (id, route) in self.routes.iter_mut().enumerate() {
+            if route.take_if(|r| r.slot == slot).is_some() {
+                self.log.unassign(InputId(id))?;
+            }
+        }
+        let task = self.tasks[slot].take();
+        task.iter().for_each(|task| self.metrics.forget(task));
+        Ok(task)
     }
 
     /// Runs until `stop` is set or everything has ended.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Exit, EngineError> {
-        self.tick()?;
+        if let Err(trouble) = self.tick() {
+            self.settle(trouble)?;
+        }
         while !stop.load(Ordering::Relaxed) {
-            let busy = self.turn()?;
-            let now = now();
-            let due_ms = self.config.commit_interval_ms;
-            let left_ms = due_ms.saturating_sub(now.steady_ms.saturating_sub(self.last_commit_ms));
-            // With nothing to read a bounded run does not wait for the interval: other stages wait for the epoch.
-            let hurry = !busy && self.log.bounded();
-            if (left_ms == 0 || hurry || self.epoch_bytes() >= EPOCH_BYTES_MAX) && self.due(now) {
-                self.commit(now)?;
-            } else if !busy {
-                if self.finished() {
+            match self.step()? {
+                Step::Busy | Step::Committed => {}
+                Step::Idle(ms) => self.log.wait(ms),
+                Step::Finished => {
                     self.flush_state()?;
                     return Ok(Exit::Finished);
                 }
-                // A quiet lane has nothing to be in time for.
-                self.log.wait(if left_ms == 0 { due_ms } else { left_ms });
+                Step::Lost(error) => return Err(error.into()),
             }
         }
         let now = now();
-        if self.due(now) {
-            self.commit(now)?;
+        if self.due(now)
+            && let Err(trouble) = self.commit(now)
+            && let Step::Lost(error) = self.settle(trouble)?
+        {
+            return Err(error.into());
         }
         self.flush_state()?;
         Ok(Exit::Stopped)
     }
 
+    /// Reads and processes what there is, and ends the epoch when it is time to.
+    pub fn step(&mut self) -> Result<Step, EngineError> {
+        self.try_step().or_else(|trouble| self.settle(trouble))
+    }
+
+    fn try_step(&mut self) -> Result<Step, Trouble> {
+        let busy = self.turn()?;
+        let now = now();
+        let due_ms = self.config.commit_interval_ms;
+        let left_ms = due_ms.saturating_sub(now.steady_ms.saturating_sub(self.last_commit_ms));
+        // With nothing to read a bounded run does not wait for the interval: other stages wait for the epoch. Nor does
+        // a task that leaves.
+        let hurry = !busy && self.log.bounded() || !self.finishing.is_empty();
+        if (left_ms == 0 || hurry || self.epoch_bytes() >= EPOCH_BYTES_MAX) && self.due(now) && self.commit(now)? {
+            return Ok(Step::Committed);
+        }
+        if busy {
+            self.last_busy_ms = now.steady_ms;
+            return Ok(Step::Busy);
+        }
+        if self.epoch.bisecting() && now.steady_ms.saturating_sub(self.last_busy_ms) >= EMPTY_PART_MS {
+            self.epoch.skip_part();
+            self.last_busy_ms = now.steady_ms;
+        }
+        if self.finished() {
+            return Ok(Step::Finished);
+        }
+        // A quiet lane has nothing to be in time for.
+        Ok(Step::Idle(if left_ms == 0 { due_ms } else { left_ms }))
+    }
+
+    /// What follows from each kind of trouble.
+    fn settle(&mut self, trouble: Trouble) -> Result<Step, EngineError> {
+        match trouble {
+            Trouble::Fatal(error) => Err(error),
+            Trouble::Task(_, error) if !self.config.isolate => Err(error),
+            Trouble::Task(id, error) => {
+                self.epoch.abandon(&id);
+                self.stop_task(&id, error)?;
+                self.drop_epoch()
+            }
+            Trouble::Refused(error) => {
+                self.refusal = error.to_string();
+                tracing::warn!(error = self.refusal, "the epoch is refused, and is read again");
+                // What was refused on its way is judged like what the brokers refuse.
+                if self.epoch.phase() == Phase::Open && self.close(clock::steady_ms())?.is_empty() {
+                    return Err(error.into());
+                }
+                let next = self.epoch.delivered(Delivery::Rejected)?;
+                if let Next::AbortAndStop(id) = next {
+                    self.stop_task(&id, error.into())?;
+                }
+                self.drop_epoch()
+            }
+            Trouble::Dropped(error) => {
+                tracing::warn!(%error, "the epoch was not committed, and is read again");
+                self.epoch.rewound();
+                self.drop_epoch()
+            }
+            Trouble::Lost(error) => {
+                let open_ms = self.open_since_ms.map_or(0, |since| clock::steady_ms() - since);
+                let timed_out = self.config.epoch_timeout_ms.is_some_and(|timeout| open_ms >= timeout);
+                let loss = match &error {
+                    CommitError::Fenced(_) if timed_out => Loss::TimedOut,
+                    CommitError::Fenced(_) => Loss::Fenced,
+                    CommitError::Aborted(_) | CommitError::Unknown(_) => Loss::Unknown,
+                };
+                self.epoch.lost(loss);
+                self.outbox.clear();
+                self.begin_epoch();
+                for slot in 0..self.tasks.len() {
+                    if let Some(mut task) = self.take_out(slot)? {
+                        task.state.discard();
+                        self.states.insert(task.id, task.state);
+                    }
+                }
+                self.finishing.clear();
+                Ok(Step::Lost(error))
+            }
+        }
+    }
+
+    fn stop_task(&mut self, id: &TaskId, error: EngineError) -> Result<(), EngineError> {
+        tracing::error!(task = %id, error = chain(&error), "task is stopped; the others go on");
+        if let Some(slot) = self.tasks.iter().position(|t| t.as_ref().is_some_and(|t| t.id == *id))
+            && let Some(task) = self.take_out(slot)?
+        {
+            self.stopped.insert(id.clone(), task.committed());
+        }
+        self.faults.push((id.clone(), error));
+        Ok(())
+    }
+
+    /// Drops the open epoch: every task is made again from its state, which is as the last committed epoch left it.
+    fn drop_epoch(&mut self) -> Result<Step, EngineError> {
+        self.outbox.clear();
+        if let Err(error) = self.log.abort() {
+            return self.settle(Trouble::Lost(CommitError::Unknown(error)));
+        }
+        self.begin_epoch();
+        for slot in 0..self.tasks.len() {
+            let Some(mut task) = self.take_out(slot)? else { continue };
+            task.state.discard();
+            let (id, generation) = (task.id, task.generation);
+            let marker = self.builder.marker(&id, &task.state)?;
+            let now_ms = clock::steady_ms();
+            let mut task = self.builder.task(&id, task.state, marker, now_ms, &mut self.log, &mut self.outbox)?;
+            task.generation = generation;
+            self.place(slot, task)?;
+        }
+        Ok(Step::Busy)
+    }
+
+    fn begin_epoch(&mut self) {
+        self.open_since_ms = None;
+        self.sent_bytes = 0;
+    }
+
     /// Takes one fetch, if there is one, and looks after the inputs' ends. True when there was something to read.
-    fn turn(&mut self) -> Result<bool, EngineError> {
-        let (tasks, routes) = (&mut self.tasks, &self.routes);
+    fn turn(&mut self) -> Result<bool, Trouble> {
+        let (tasks, routes, epoch, finishing) = (&self.tasks, &self.routes, &self.epoch, &self.finishing);
         let wanted = |id: InputId| {
-            let route = &routes[id.0];
-            tasks[route.task].wants(route.input)
+            let route = routes.get(id.0)?.as_ref()?;
+            let task = tasks[route.slot].as_ref()?;
+            if !task.wants(route.input) || finishing.contains(&task.id) {
+                return None;
+            }
+            match epoch.limit(&task.id, route.input) {
+                Limit::Free => Some(Offset(i64::MAX)),
+                Limit::Below(offset) => Some(offset),
+                Limit::Nothing => None,
+            }
         };
         let bounded = self.log.bounded();
         let fetch = self.log.poll(&wanted, self.config.batch_records)?;
@@ -219,12 +548,22 @@ impl<L: Log> Engine<L> {
         let now = now();
         let rested = now.steady_ms.saturating_sub(self.last_tick_ms) >= TICK_MS;
         let mut look = rested || (!busy && bounded);
-        if let Some(fetch) = fetch {
-            let route = &routes[fetch.input.0];
-            let task = &mut tasks[route.task];
+        if let Some(fetch) = fetch
+            && let Some(Some(route)) = self.routes.get(fetch.input.0)
+            && let Some(task) = &mut self.tasks[route.slot]
+        {
             let was_level = task.level();
-            let processed = task.process(route.input, &fetch, now, &mut self.outbox);
-            processed.map_err(of(&task.id))?;
+            let first = fetch.records.first().map(|r| r.offset);
+            let condemned = first.is_some_and(|at| self.epoch.condemned(&task.id, route.input, at));
+            let taken = if condemned && fetch.records.len() == 1 {
+                task.refuse(route.input, &fetch, &self.refusal, &mut self.outbox)
+            } else {
+                task.process(route.input, &fetch, now, &mut self.outbox)
+            };
+            taken.map_err(|error| fault(&task.id, error))?;
+            if let Some(first) = first {
+                self.epoch.read(&task.id, route.input, first, fetch.next)?;
+            }
             // Streams are let in now. They shall know whether their tables have ended: rows that wait for a table would
             // be overtaken by late ones, so the order of the results would depend on when the end is looked up.
             look |= !was_level && task.level();
@@ -236,30 +575,40 @@ impl<L: Log> Engine<L> {
         Ok(busy)
     }
 
-    fn send(&mut self) -> Result<(), EngineError> {
-        if !self.outbox.is_empty() {
-            self.open = true;
-            self.sent_bytes += self.outbox.bytes();
-            self.log.send(&mut self.outbox)?;
+    fn send(&mut self) -> Result<(), Trouble> {
+        if self.outbox.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        self.open_since_ms.get_or_insert_with(clock::steady_ms);
+        self.sent_bytes += self.outbox.bytes();
+        self.log.send(&mut self.outbox).map_err(|error| match error {
+            error if !self.config.isolate => Trouble::Fatal(error.into()),
+            LogError::RecordTooLarge { .. } => Trouble::Refused(error),
+            error => Trouble::Dropped(error),
+        })
     }
 
     /// Looks up where the sources end. The wall time of `now` is taken after that, so that it is never before.
-    fn tick(&mut self) -> Result<(), EngineError> {
+    fn tick(&mut self) -> Result<(), Trouble> {
         let mut ends: Vec<Vec<(usize, End)>> = self.tasks.iter().map(|_| Vec::new()).collect();
         for (id, route) in self.routes.iter().enumerate() {
-            let input = &self.tasks[route.task].inputs[route.input];
+            let Some(route) = route else { continue };
+            let Some(task) = &self.tasks[route.slot] else { continue };
+            let input = &task.inputs[route.input];
             if matches!(input.reader, task::Reader::Source(_)) {
                 let end = self.log.end(InputId(id))?;
-                self.metrics.lag(&self.tasks[route.task].id, input, end, clock::now_ms());
-                ends[route.task].push((route.input, end));
+                self.metrics.lag(&task.id, input, end, clock::now_ms());
+                ends[route.slot].push((route.input, end));
             }
         }
         let now = now();
         for (task, ends) in self.tasks.iter_mut().zip(&ends) {
-            let ticked = task.tick(ends, now, &mut self.outbox);
-            ticked.map_err(of(&task.id))?;
+            let Some(task) = task else { continue };
+            // While a bad row is searched for, only what is in the part that is tried may happen.
+            if self.epoch.limit(&task.id, TIMERS) != Limit::Nothing {
+                let ticked = task.tick(ends, now, &mut self.outbox);
+                ticked.map_err(|error| fault(&task.id, error))?;
+            }
         }
         self.last_tick_ms = now.steady_ms;
         Ok(())
@@ -267,38 +616,85 @@ impl<L: Log> Engine<L> {
 
     /// What the open epoch holds in memory, about: what was sent, and the state changes that will be.
     fn epoch_bytes(&self) -> usize {
-        self.sent_bytes + self.tasks.iter().map(|t| t.state.overlay_bytes()).sum::<usize>()
+        self.sent_bytes + self.running().map(|t| t.state.overlay_bytes()).sum::<usize>()
     }
 
     fn due(&self, now: Now) -> bool {
-        self.open || self.tasks.iter().any(|t| t.due(now.steady_ms))
+        self.open_since_ms.is_some() || self.running().any(|t| t.due(now.steady_ms))
     }
 
-    /// Ends the epoch.
-    fn commit(&mut self, now: Now) -> Result<(), EngineError> {
+    /// Closes the epoch: the tasks that have something to commit, with their epochs' numbers.
+    fn close(&mut self, steady_ms: u64) -> Result<Vec<(TaskId, Epoch)>, OutOfOrder> {
+        for task in self.tasks.iter().flatten().filter(|t| t.due(steady_ms)) {
+            if self.epoch.limit(&task.id, TIMERS) != Limit::Nothing {
+                self.epoch.fired(&task.id)?;
+            }
+        }
+        self.epoch.close()
+    }
+
+    /// Ends the epoch. False when there was nothing to commit.
+    fn commit(&mut self, now: Now) -> Result<bool, Trouble> {
         if self.log.bounded() {
             // A block that says level says ended too, for the same reason as in `turn`.
             self.tick()?;
             self.send()?;
         }
-        for task in self.tasks.iter_mut().filter(|t| t.due(now.steady_ms)) {
-            let prepared = task.prepare(Generation(1), now, &mut self.outbox);
-            prepared.map_err(of(&task.id))?;
+        let closed = self.close(now.steady_ms)?;
+        if closed.is_empty() {
+            return Ok(false);
         }
-        self.log.send(&mut self.outbox)?;
-        self.log.commit()?;
-        for task in self.tasks.iter_mut().filter(|t| t.prepared.is_some()) {
-            let next = self.log.committed_end(&task.changelog, task.id.partition)?;
-            task.apply(next).map_err(of(&task.id))?;
-            for input in task.inputs.iter().filter(|i| matches!(i.reader, task::Reader::Exchange(_))) {
-                self.log.trim(&input.topic, task.id.partition, input.next)?;
+        for (id, epoch) in closed {
+            if let Some(task) = self.tasks.iter_mut().flatten().find(|task| task.id == id) {
+                let prepared = task.prepare(epoch, now, &mut self.outbox);
+                prepared.map_err(|error| fault(&id, error))?;
             }
         }
-        self.open = false;
-        self.sent_bytes = 0;
+        self.send()?;
+        match self.log.commit() {
+            Ok(()) => {}
+            Err(CommitError::Aborted(error)) if error.passes() => return Err(Trouble::Dropped(error)),
+            Err(CommitError::Aborted(error)) => return Err(Trouble::Refused(error)),
+            Err(error) => {
+                self.epoch.delivered(Delivery::Complete)?;
+                return Err(Trouble::Lost(error));
+            }
+        }
+        self.epoch.delivered(Delivery::Complete)?;
+        if let Next::Apply(permits) = self.epoch.commit_returned(CommitOutcome::Committed)? {
+            self.apply(permits)?;
+        }
+        self.begin_epoch();
         self.last_commit_ms = now.steady_ms;
-        self.publish();
-        self.flush_some(now)
+        self.running().for_each(|task| self.metrics.totals(task));
+        self.flush_some(now)?;
+        Ok(true)
+    }
+
+    /// Writes committed epochs to the tasks' states.
+    fn apply(&mut self, permits: Vec<ApplyPermit>) -> Result<(), Trouble> {
+        for permit in permits {
+            let slot = self.tasks.iter().position(|t| t.as_ref().is_some_and(|t| t.id == *permit.task()));
+            let Some((slot, task)) = slot.and_then(|slot| Some((slot, self.tasks[slot].as_mut()?))) else { continue };
+            let next = self.log.committed_end(&task.changelog, task.id.partition)?;
+            match task.apply(next) {
+                Ok(()) => self.epoch.applied(permit),
+                Err(error) if self.config.isolate => {
+                    tracing::error!(task = %task.id, error = chain(&error), "a committed epoch could not be written to the local state, which is restored");
+                    let epoch = permit.epoch();
+                    let id = self.epoch.apply_failed(permit);
+                    self.take_out(slot)?;
+                    self.failed.push((id, epoch));
+                    continue;
+                }
+                Err(error) => return Err(fault(&task.id, error)),
+            }
+            let partition = task.id.partition;
+            for input in task.inputs.iter().filter(|i| matches!(i.reader, task::Reader::Exchange(_))) {
+                self.log.trim(&input.topic, partition, input.next)?;
+            }
+        }
+        Ok(())
     }
 
     /// Writes out all memtables from time to time, and the largest when they fill the worker's budget: the library would
@@ -308,37 +704,46 @@ impl<L: Log> Engine<L> {
             self.last_flush_ms = now.steady_ms;
             return self.flush_state();
         }
-        let bytes = |task: &Task| task.state.memtable_bytes();
-        let full = self.config.write_buffer_bytes as u64 / 4 * 3;
-        if self.tasks.iter().map(bytes).sum::<u64>() >= full
-            && let Some(task) = self.tasks.iter().max_by_key(|task| bytes(task))
+        let budget = &self.builder.budget;
+        if budget.write_buffer_bytes_used() >= budget.write_buffer_bytes() / 4 * 3
+            && let Some(task) = self.running().max_by_key(|task| task.state.memtable_bytes())
         {
-            task.state.start_flush().map_err(|error| of(&task.id)(TaskError::State(error)))?;
+            task.state.start_flush().map_err(|error| of(&task.id, TaskError::State(error)))?;
         }
         Ok(())
     }
 
     fn flush_state(&self) -> Result<(), EngineError> {
-        self.tasks.iter().try_for_each(flush)
+        self.running().try_for_each(flush)
     }
 
     fn finished(&self) -> bool {
-        self.log.bounded() && !self.open && self.tasks.iter().all(Task::finished)
+        self.log.bounded() && self.open_since_ms.is_none() && self.running().all(Task::finished)
     }
 
-    fn publish(&self) {
-        for task in &self.tasks {
-            self.metrics.totals(task);
-        }
-    }
-
-    pub fn tasks(&self) -> &[Task] {
-        &self.tasks
+    /// The tasks that run.
+    pub fn running(&self) -> impl Iterator<Item = &Task> {
+        self.tasks.iter().flatten()
     }
 }
 
 fn flush(task: &Task) -> Result<(), EngineError> {
-    task.state.flush().map_err(|error| of(&task.id)(TaskError::State(error)))
+    task.state.flush().map_err(|error| of(&task.id, TaskError::State(error)))
+}
+
+/// Says which task it was.
+fn of(task: &TaskId, error: TaskError) -> EngineError {
+    EngineError::Task { task: task.clone(), source: Box::new(error) }
+}
+
+fn fault(task: &TaskId, error: TaskError) -> Trouble {
+    Trouble::Task(task.clone(), of(task, error))
+}
+
+/// An error with everything that it came from, in one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 fn now() -> Now {

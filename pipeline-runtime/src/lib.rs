@@ -13,3 +13,4 @@ pub mod operator;
 pub mod row;
 pub mod rows;
 pub mod state;
+pub mod worker;

@@ -13,7 +13,7 @@ pub mod file;
 pub mod kafka;
 
 /// Index into the lane's assignments, in the order in which they were made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InputId(pub usize);
 
 /// A partition that the lane reads.
@@ -145,6 +145,10 @@ impl Outbox {
         self.bytes.len()
     }
 
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
@@ -174,6 +178,8 @@ pub enum InternalKind {
     Changelog,
     /// Rows between stages: everything stays until it is trimmed.
     Repartition,
+    /// Who runs a task: the last record of each key stays.
+    Control,
 }
 
 /// What can go wrong with a log.
@@ -203,6 +209,13 @@ pub enum LogError {
     RecordTooLarge { topic: String, partition: Partition, bytes: usize, bytes_max: usize },
 }
 
+impl LogError {
+    /// True for what passes by itself: brokers that restart, leaders that move, answers that are late.
+    pub fn passes(&self) -> bool {
+        matches!(self, Self::Kafka { retry: true, .. })
+    }
+}
+
 /// How a commit failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CommitError {
@@ -224,7 +237,10 @@ impl From<LogError> for CommitError {
     }
 }
 
-/// A log, as a lane uses it.
+/// Below which offset an input may be read now; `None`: not at all.
+pub type Wanted<'a> = &'a dyn Fn(InputId) -> Option<Offset>;
+
+/// A log, as a lane uses it. [`Log::initialise`] comes before everything that writes.
 pub trait Log {
     /// `None`: there is no such topic.
     fn topic(&mut self, name: &str) -> Result<Option<TopicInfo>, LogError>;
@@ -243,13 +259,24 @@ pub trait Log {
         self.end_of(topic, partition)
     }
 
-    /// Opens a topic for results; an error at start rather than at the first record.
-    fn open_output(&mut self, topic: &str) -> Result<TopicInfo, LogError>;
+    /// How a user makes a topic that is missing.
+    fn creating_command(&self, topic: &str) -> String;
+
+    /// Opens a topic for results; `None`: there is no such topic, and topics of the user are never created.
+    fn open_output(&mut self, topic: &str) -> Result<Option<TopicInfo>, LogError>;
+
+    /// The largest record that an output takes, key and value together. `None`: there is no limit.
+    fn record_bytes_max(&self, _topic: &str) -> Option<usize> {
+        None
+    }
 
     fn assign(&mut self, assignment: Assignment) -> Result<InputId, LogError>;
 
-    /// The next records of one of the inputs that `wanted` allows, at most `max`. `None`: there is nothing now.
-    fn poll(&mut self, wanted: &dyn Fn(InputId) -> bool, max: usize) -> Result<Option<Fetch<'_>>, LogError>;
+    /// Stops to read an input. Its id may be given to another one.
+    fn unassign(&mut self, input: InputId) -> Result<(), LogError>;
+
+    /// The next records of one of the inputs, at most `max`. `None`: there is nothing now.
+    fn poll(&mut self, wanted: Wanted<'_>, max: usize) -> Result<Option<Fetch<'_>>, LogError>;
 
     /// Where an input ends now.
     fn end(&mut self, input: InputId) -> Result<End, LogError>;
@@ -263,20 +290,23 @@ pub trait Log {
     /// Drops the open epoch.
     fn abort(&mut self) -> Result<(), LogError>;
 
-    /// Takes the log's identity anew, after a commit that was fenced or whose outcome is unknown: nobody else can
-    /// commit under it any more, and every epoch that was is whole and can be read.
+    /// Takes the log's identity, at first and after a commit that was fenced or whose outcome is unknown: nobody else
+    /// can commit under it any more, and every epoch that was is whole and can be read.
     fn initialise(&mut self) -> Result<(), LogError> {
         self.abort()
     }
 
-    /// Reads a changelog partition from `from` to its end; returns the end.
+    /// The first record that a changelog partition still holds, and its end, once nothing is open in it.
+    fn changelog_range(&mut self, topic: &str, partition: Partition) -> Result<Range<Offset>, LogError>;
+
+    /// Reads a part of a changelog partition.
     fn read_changelog(
         &mut self,
         topic: &str,
         partition: Partition,
-        from: Offset,
+        range: Range<Offset>,
         visit: &mut dyn FnMut(Record<'_>) -> anyhow::Result<()>,
-    ) -> anyhow::Result<Offset>;
+    ) -> anyhow::Result<()>;
 
     /// The records of an internal topic below `before` are not needed any more.
     fn trim(&mut self, topic: &str, partition: Partition, before: Offset) -> Result<(), LogError>;

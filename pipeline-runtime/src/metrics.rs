@@ -123,6 +123,38 @@ impl Metrics {
         }
     }
 
+    /// A task has left: what is known of it belongs to somebody else now.
+    pub fn forget(&self, task: &Task) {
+        let partition = task.id.partition.to_string();
+        let stage = task.id.stage.as_str();
+        let mut published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut forget = |counter: &IntCounterVec, name: &str, labels: &[&str]| {
+            let series: Vec<String> = std::iter::once(name).chain(labels.iter().copied()).map(str::to_owned).collect();
+            if published.remove(&series).is_some() {
+                gone(counter.remove_label_values(labels));
+            }
+        };
+        forget(&self.epochs, "epochs", &[stage, &partition]);
+        for (step, _) in task.totals() {
+            let labels = [stage, &partition, &step];
+            forget(&self.rows_in, "in", &labels);
+            forget(&self.rows_out, "out", &labels);
+            forget(&self.joined_late, "late", &labels);
+            forget(&self.future, "future", &labels);
+            for reason in DropReason::ALL {
+                forget(&self.dropped, "dropped", &[stage, &partition, &step, reason.name()]);
+            }
+            gone(self.waiting.remove_label_values(&labels));
+        }
+        for input in &task.inputs {
+            gone(self.watermark.remove_label_values(&[stage, &partition, &input.name]));
+            let labels = [input.name.as_str(), &partition];
+            gone(self.lag_records.remove_label_values(&labels));
+            gone(self.lag_seconds.remove_label_values(&labels));
+            gone(self.lag_known.remove_label_values(&labels));
+        }
+    }
+
     /// Publishes how far a source partition is behind.
     pub fn lag(&self, task: &TaskId, input: &TaskInput, end: End, now_ms: i64) {
         let labels = [input.name.as_str(), &task.partition.to_string()];
@@ -134,7 +166,7 @@ impl Metrics {
             (_, Some(age)) => self.lag_seconds.with_label_values(&labels).set(age as f64 / MILLIS_PER_SECOND),
             // The record has no timestamp: unknown is absent, not a number.
             (_, None) => {
-                let _ = self.lag_seconds.remove_label_values(&labels);
+                gone(self.lag_seconds.remove_label_values(&labels));
             }
         }
         self.lag_known.with_label_values(&labels).set(i64::from(records == 0 || age_ms.is_some()));
@@ -147,6 +179,9 @@ impl Metrics {
         Ok(text)
     }
 }
+
+/// A series that is to go may never have been there.
+fn gone(_: prometheus::Result<()>) {}
 
 fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> prometheus::Result<C> {
     registry.register(Box::new(collector.clone()))?;

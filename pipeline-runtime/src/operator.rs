@@ -3,6 +3,7 @@
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
 use millrace_core::ids::Partition;
+use millrace_core::plan::OnError;
 use millrace_core::totals::{DropReason, Totals};
 
 use crate::engine::dead_letter::{DeadLetters, GivenUp, Origin};
@@ -43,6 +44,8 @@ pub struct Context<'a> {
     pub dead_letters: Option<DeadLetters>,
     /// The topic that the stream's rows came from, for dead letters.
     pub source_topic: &'a str,
+    /// What that topic's source does with a record that cannot be used.
+    pub on_error: OnError,
     /// By stage input; meaningless for streams.
     pub tables: Vec<TableProgress>,
     /// The stream has had nothing for its idle timeout: rows stop waiting for it.

@@ -1,10 +1,12 @@
 //! A log that breaks off: after some number of calls every one fails, before or after it had its effect. What the
 //! engine held in memory is gone then, as after a kill.
 
+use std::ops::Range;
+
 use millrace_core::ids::{Offset, Partition};
 use millrace_core::plan::StartFrom;
 use millrace_runtime::log::{
-    Assignment, CommitError, End, Fetch, InputId, InternalKind, Log, LogError, Outbox, Record, TopicInfo,
+    Assignment, CommitError, End, Fetch, InputId, InternalKind, Log, LogError, Outbox, Record, TopicInfo, Wanted,
 };
 
 /// What the error of a fault says.
@@ -59,7 +61,15 @@ impl<L: Log> Log for FaultyLog<L> {
         self.inner.committed_end(topic, partition)
     }
 
-    fn open_output(&mut self, topic: &str) -> Result<TopicInfo, LogError> {
+    fn creating_command(&self, topic: &str) -> String {
+        self.inner.creating_command(topic)
+    }
+
+    fn record_bytes_max(&self, topic: &str) -> Option<usize> {
+        self.inner.record_bytes_max(topic)
+    }
+
+    fn open_output(&mut self, topic: &str) -> Result<Option<TopicInfo>, LogError> {
         self.call()?;
         self.inner.open_output(topic)
     }
@@ -68,7 +78,11 @@ impl<L: Log> Log for FaultyLog<L> {
         self.inner.assign(assignment)
     }
 
-    fn poll(&mut self, wanted: &dyn Fn(InputId) -> bool, max: usize) -> Result<Option<Fetch<'_>>, LogError> {
+    fn unassign(&mut self, input: InputId) -> Result<(), LogError> {
+        self.inner.unassign(input)
+    }
+
+    fn poll(&mut self, wanted: Wanted<'_>, max: usize) -> Result<Option<Fetch<'_>>, LogError> {
         self.call()?;
         self.inner.poll(wanted, max)
     }
@@ -101,10 +115,14 @@ impl<L: Log> Log for FaultyLog<L> {
         &mut self,
         topic: &str,
         partition: Partition,
-        from: Offset,
+        range: Range<Offset>,
         visit: &mut dyn FnMut(Record<'_>) -> anyhow::Result<()>,
-    ) -> anyhow::Result<Offset> {
-        self.inner.read_changelog(topic, partition, from, visit)
+    ) -> anyhow::Result<()> {
+        self.inner.read_changelog(topic, partition, range, visit)
+    }
+
+    fn changelog_range(&mut self, topic: &str, partition: Partition) -> Result<Range<Offset>, LogError> {
+        self.inner.changelog_range(topic, partition)
     }
 
     fn trim(&mut self, topic: &str, partition: Partition, before: Offset) -> Result<(), LogError> {

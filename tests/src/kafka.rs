@@ -9,6 +9,7 @@ use millrace_kafka_harness::{Kafka, Message, Record};
 use millrace_runtime::engine::EngineConfig;
 use millrace_runtime::log::kafka::connection::Connection;
 use millrace_runtime::log::kafka::{InternalTopics, KafkaLog, KafkaLogConfig, TRIM_EVERY_MS};
+use millrace_runtime::state::StateBudget;
 use serde_json::{Value, json};
 
 use crate::faulty::{Faults, FaultyLog};
@@ -72,8 +73,9 @@ fn live(kafka: &Kafka, plan: &Plan, ride: &Ride) -> anyhow::Result<NamedTotals> 
             commit_interval_ms: 20,
             batch_records: ride.batch_records,
             waiting_rows_max: ride.waiting_rows_max,
-            cache_bytes: 1 << 20,
-            write_buffer_bytes: 1 << 20,
+            budget: StateBudget::new(1 << 20, 1 << 20),
+            isolate: false,
+            epoch_timeout_ms: None,
         };
         if let Some(totals) = run_to_end(plan, log, config, faults)? {
             return Ok(totals);

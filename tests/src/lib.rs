@@ -13,10 +13,12 @@ use millrace_runtime::engine::{Engine, EngineConfig, Exit};
 use millrace_runtime::log::Log;
 use millrace_runtime::log::file::{FileLog, FileLogConfig};
 use millrace_runtime::metrics::Metrics;
+use millrace_runtime::state::StateBudget;
 use serde_json::Value;
 
 pub mod faulty;
 pub mod kafka;
+pub mod story;
 
 use faulty::{Faults, FaultyLog};
 
@@ -153,8 +155,9 @@ fn life(
         commit_interval_ms: 0,
         batch_records: ride.batch_records,
         waiting_rows_max: ride.waiting_rows_max,
-        cache_bytes: 1 << 20,
-        write_buffer_bytes: 1 << 20,
+        budget: StateBudget::new(1 << 20, 1 << 20),
+        isolate: false,
+        epoch_timeout_ms: None,
     };
     run_to_end(plan, log, config, faults)
 }
@@ -168,12 +171,12 @@ fn run_to_end<L: Log>(
 ) -> anyhow::Result<Option<Vec<(String, millrace_core::totals::Totals)>>> {
     let mortal = faults.calls_left.is_some();
     let metrics = Arc::new(Metrics::new()?);
-    let ended = Engine::start(plan, log, config, metrics)
+    let ended = Engine::start(Arc::new(plan.clone()), log, config, metrics)
         .and_then(|mut engine| engine.run(&AtomicBool::new(false)).map(|exit| (engine, exit)));
     match ended {
         Ok((engine, exit)) => {
             assert_eq!(exit, Exit::Finished);
-            let totals = engine.tasks().iter().flat_map(|task| {
+            let totals = engine.running().flat_map(|task| {
                 let id = task.id.to_string();
                 task.totals().map(move |(step, totals)| (format!("{id} {step}"), totals.clone())).collect::<Vec<_>>()
             });

@@ -194,8 +194,11 @@ impl LaneEpoch {
         Ok(())
     }
 
-    /// The task has changed without reading: its timers fired.
+    /// The task has changed. If it has read nothing, it was its timers that did it.
     pub fn fired(&mut self, task: &TaskId) -> Result<(), OutOfOrder> {
+        if self.tasks.get(task).is_some_and(Progress::dirty) {
+            return Ok(());
+        }
         self.read(task, TIMERS, Offset(0), Offset(1))
     }
 
@@ -300,6 +303,25 @@ impl LaneEpoch {
                 Next::AbortAndStop(task)
             }
         }
+    }
+
+    /// The epoch was dropped for a reason that passes by itself: no row is to blame.
+    pub fn rewound(&mut self) {
+        if matches!(self.phase, Phase::Open | Phase::Draining) {
+            self.tasks.values_mut().for_each(|progress| progress.read.clear());
+            self.phase = Phase::Open;
+        }
+    }
+
+    /// A task leaves by its own fault, and the epoch is dropped: no other row is to blame.
+    pub fn abandon(&mut self, task: &TaskId) {
+        self.rewound();
+        self.tasks.remove(task);
+    }
+
+    /// A row that cannot be committed is being searched for.
+    pub fn bisecting(&self) -> bool {
+        self.bisection.active()
     }
 
     fn judge(&mut self) -> Verdict {

@@ -3,6 +3,7 @@
 //! Nothing here reads a clock, draws a random number, does I/O or iterates a hash map: `now` is an argument, and the
 //! same input gives the same answer. That is what lets a simulator run these decisions a million times.
 
+pub mod assignment;
 pub mod control;
 pub mod epoch;
 pub mod event_time;

@@ -62,16 +62,18 @@ pub fn port_columns(plan: &Plan, stage: &Stage, port: Port) -> Vec<Column> {
     }
 }
 
-/// FNV-1a with 64 bits over the layouts as text, sorted. The constants are those of its authors; it is stable by
-/// definition, unlike the hashers of the standard library, and collisions among the few plans of one pipeline are no
-/// matter: [`fit`] compares the layouts themselves.
+/// Identity of a state's layouts, in any order. Collisions among the few plans of one pipeline are no matter: [`fit`]
+/// compares the layouts themselves.
 pub fn fingerprint(layouts: &[StateLayout]) -> u64 {
     let mut lines: Vec<String> = layouts.iter().map(line).collect();
     lines.sort();
-    lines
-        .concat()
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    fnv1a(lines.concat().as_bytes())
+}
+
+/// FNV-1a with 64 bits. The constants are those of its authors; it is stable by definition, unlike the hashers of the
+/// standard library.
+pub fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 fn line(layout: &StateLayout) -> String {

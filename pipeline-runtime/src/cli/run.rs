@@ -6,96 +6,161 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, bail};
+use millrace_core::control::Owner;
 use millrace_core::plan::{Plan, StateLayout};
+use millrace_crds::pipeline::Pipeline;
 use millrace_crds::unserved;
 use millrace_plan::state::{self, Fit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use super::{Outcome, compile, pipeline};
+use super::connection::{connection, internal_topics};
+use super::{Failure, Outcome, compile, pipeline};
 use crate::engine::{BATCH_RECORDS, Engine, EngineConfig, Exit, WAITING_ROWS_MAX};
-use crate::http;
+use crate::http::{self, Server};
 use crate::log::file::{FileLog, FileLogConfig};
+use crate::log::kafka::TRANSACTION_TIMEOUT_MS;
 use crate::metrics::Metrics;
+use crate::state::StateBudget;
+use crate::worker::{self, WorkerConfig};
 
-/// Defaults of a local run: a laptop's share.
+/// Defaults of a run outside of a cluster: a laptop's share.
 const CACHE_BYTES: usize = 256 << 20;
 const WRITE_BUFFER_BYTES: usize = 256 << 20;
+/// Says that a pipeline takes over a prefix that was another's.
+const ADOPT: &str = "millrace.dev/adopt";
 
 #[derive(clap::Args)]
 pub struct Args {
     /// The pipeline's file.
     #[arg(short, long)]
     file: PathBuf,
-    /// Run on files in place of Kafka.
-    #[arg(long, requires = "topics")]
-    local: bool,
-    /// The folder with one <topic>.jsonl for each source.
-    #[arg(long, value_name = "DIR")]
-    topics: Option<PathBuf>,
-    /// The folder for results; without it they go to standard output.
-    #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
     /// The folder for state, to go on from after a stop or a crash; without it a temporary one.
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// Wait for more when the files have been read.
-    #[arg(long)]
-    follow: bool,
     /// Serve /metrics, /healthz and /readyz here, as in 127.0.0.1:9464.
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
+
+    /// The folder with the secrets that the spec names, each in <name>/<key>.
+    #[arg(long, value_name = "DIR", conflicts_with = "local", help_heading = "On Kafka")]
+    secrets: Option<PathBuf>,
+    /// Threads that run tasks; each has clients of its own.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64), conflicts_with = "local", help_heading = "On Kafka")]
+    lanes: u32,
+    /// This worker's number; the assignment says which tasks it runs.
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "local", help_heading = "On Kafka")]
+    worker: u32,
+    /// Which task runs where, as JSON; read again when it changes. Without it this worker runs all tasks.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["local", "lanes"], help_heading = "On Kafka")]
+    assignment: Option<PathBuf>,
+
+    /// Run on files in place of Kafka.
+    #[arg(long, requires = "topics", help_heading = "On files")]
+    local: bool,
+    /// The folder with one <topic>.jsonl for each source.
+    #[arg(long, value_name = "DIR", requires = "local", help_heading = "On files")]
+    topics: Option<PathBuf>,
+    /// The folder for results; without it they go to standard output.
+    #[arg(long, value_name = "DIR", requires = "local", help_heading = "On files")]
+    out: Option<PathBuf>,
+    /// Wait for more when the files have been read.
+    #[arg(long, requires = "local", help_heading = "On files")]
+    follow: bool,
 }
 
 pub fn run(args: Args) -> Outcome {
     let pipeline = pipeline(&args.file)?;
-    let plan = compile(&args.file, &pipeline)?;
-    let (true, Some(topics)) = (args.local, args.topics) else {
-        return Err(anyhow::anyhow!(
-            "running on Kafka is not available in this version: add --local --topics DIR to run on files"
-        )
-        .into());
-    };
-    let ignored = unserved::ignored_locally(&pipeline);
-    let ignored: Vec<String> = ignored.iter().map(|(path, instead)| format!("{path} ({instead})")).collect();
-    tracing::info!("a local run does not use {}", ignored.join(", "));
+    let plan = Arc::new(compile(&args.file, &pipeline)?);
     // Removed when the run ends.
     let temporary = tempfile::tempdir().context("make a temporary state folder")?;
-    let state = args.state.unwrap_or_else(|| temporary.path().to_owned());
-    let files = FileLogConfig { topics, out: args.out, state, follow: args.follow, missing_is_empty: false };
+    let state = args.state.clone().unwrap_or_else(|| temporary.path().to_owned());
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
         signal_hook::flag::register(signal, Arc::clone(&stop)).context("listen to signals")?;
     }
-    let exit = local(&plan, files, args.metrics, &stop)?;
-    tracing::info!(?exit, "run ended");
-    Ok(())
+    if let (true, Some(topics)) = (args.local, args.topics.clone()) {
+        let ignored = unserved::ignored_locally(&pipeline);
+        let ignored: Vec<String> = ignored.iter().map(|(path, instead)| format!("{path} ({instead})")).collect();
+        tracing::info!("a local run does not use {}", ignored.join(", "));
+        let files =
+            FileLogConfig { topics, out: args.out.clone(), state, follow: args.follow, missing_is_empty: false };
+        let exit = local(&plan, files, args.metrics, &stop)?;
+        tracing::info!(?exit, "run ended");
+        return Ok(());
+    }
+    on_kafka(&args, &pipeline, plan, &state, &stop)
+}
+
+/// Runs a worker on Kafka until it is told to stop.
+fn on_kafka(args: &Args, pipeline: &Pipeline, plan: Arc<Plan>, state: &Path, stop: &Arc<AtomicBool>) -> Outcome {
+    let kafka = &pipeline.spec.kafka;
+    let connection = connection(kafka, args.secrets.as_deref()).map_err(Failure::Said)?;
+    if pipeline.spec.state.storage.is_some() {
+        return Err(Failure::Said(vec![
+            "spec.state.storage: snapshots are not available in this version; leave it out: state is rebuilt from the changelog".to_owned(),
+        ]));
+    }
+    let metadata = &pipeline.metadata;
+    let config = WorkerConfig {
+        owner: Owner {
+            cluster: String::new(),
+            namespace: metadata.namespace.clone(),
+            name: metadata.name.clone(),
+            uid: String::new(),
+        },
+        adopt: metadata.annotations.get(ADOPT).is_some_and(|prefix| *prefix == plan.prefix),
+        connection,
+        internal: internal_topics(kafka),
+        worker: args.worker,
+        lanes: args.lanes,
+        assignment: args.assignment.clone(),
+        engine: EngineConfig {
+            isolate: true,
+            epoch_timeout_ms: Some(u64::from(TRANSACTION_TIMEOUT_MS)),
+            ..engine_config(&plan, state)
+        },
+        plan,
+    };
+    let (metrics, ready) = (Arc::new(Metrics::new().context("register metrics")?), Arc::new(AtomicBool::new(false)));
+    let _server = serve(args.metrics, &metrics, &ready)?;
+    Ok(worker::run(&config, &metrics, &ready, stop)?)
+}
+
+fn engine_config(plan: &Plan, state: &Path) -> EngineConfig {
+    EngineConfig {
+        state_dir: state.to_owned(),
+        commit_interval_ms: plan.commit_interval_ms,
+        batch_records: BATCH_RECORDS,
+        waiting_rows_max: WAITING_ROWS_MAX,
+        budget: StateBudget::new(CACHE_BYTES, WRITE_BUFFER_BYTES),
+        isolate: false,
+        epoch_timeout_ms: None,
+    }
+}
+
+fn serve(
+    address: Option<SocketAddr>,
+    metrics: &Arc<Metrics>,
+    ready: &Arc<AtomicBool>,
+) -> anyhow::Result<Option<Server>> {
+    let Some(address) = address else { return Ok(None) };
+    let server = http::serve(address, Arc::clone(metrics), Arc::clone(ready))?;
+    tracing::info!(address = %server.address, "serving /metrics, /healthz and /readyz");
+    Ok(Some(server))
 }
 
 /// Runs a plan on files until it has ended or is told to stop.
 pub fn local(
-    plan: &Plan,
+    plan: &Arc<Plan>,
     files: FileLogConfig,
     metrics_address: Option<SocketAddr>,
     stop: &AtomicBool,
 ) -> anyhow::Result<Exit> {
     let log = FileLog::open(files.clone())?;
     let stored = stored_plan(&files.state)?;
-    let metrics = Arc::new(Metrics::new().context("register metrics")?);
-    let ready = Arc::new(AtomicBool::new(false));
-    let server =
-        metrics_address.map(|address| http::serve(address, Arc::clone(&metrics), Arc::clone(&ready))).transpose()?;
-    if let Some(server) = &server {
-        tracing::info!(address = %server.address, "serving /metrics, /healthz and /readyz");
-    }
-    let config = EngineConfig {
-        state_dir: files.state.clone(),
-        commit_interval_ms: plan.commit_interval_ms,
-        batch_records: BATCH_RECORDS,
-        waiting_rows_max: WAITING_ROWS_MAX,
-        cache_bytes: CACHE_BYTES,
-        write_buffer_bytes: WRITE_BUFFER_BYTES,
-    };
-    let mut engine = Engine::start(plan, log, config, metrics)?;
+    let (metrics, ready) = (Arc::new(Metrics::new().context("register metrics")?), Arc::new(AtomicBool::new(false)));
+    let _server = serve(metrics_address, &metrics, &ready)?;
+    let mut engine = Engine::start(Arc::clone(plan), log, engine_config(plan, &files.state), metrics)?;
     if let Some(stored) = stored {
         check_state_fits(&stored, plan, &engine, &files.state)?;
     }
@@ -123,7 +188,7 @@ fn stored_plan(state: &Path) -> anyhow::Result<Option<Plan>> {
 /// nothing uses any more is no obstacle.
 fn check_state_fits(old: &Plan, new: &Plan, engine: &Engine<FileLog>, dir: &Path) -> anyhow::Result<()> {
     let waiting = |operator: &str| {
-        let totals = engine.tasks().iter().flat_map(|task| task.totals());
+        let totals = engine.running().flat_map(|task| task.totals());
         totals.filter(|(name, _)| name == operator).map(|(_, totals)| totals.waiting).sum::<u64>()
     };
     let misfit = |layout: &StateLayout| match state::fit(layout, &new.state) {

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
@@ -116,7 +117,7 @@ fn run_case(plan: &Plan, case: &Path, update: bool) -> anyhow::Result<Vec<String
         follow: false,
         missing_is_empty: true,
     };
-    run::local(plan, files, None, &AtomicBool::new(false))?;
+    run::local(&Arc::new(plan.clone()), files, None, &AtomicBool::new(false))?;
     let outputs = plan.sinks.iter().map(|s| &s.topic).chain(&plan.dead_letter);
     let mut differences = unknown_topics(plan, case)?;
     for topic in outputs {

@@ -1,12 +1,17 @@
 //! From a plan to tasks that are ready to run: readers, operators and writers bound to topics, state restored.
 
-use std::path::Path;
+use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use millrace_core::control::Created;
+use millrace_core::epoch::{ChangelogError, ChangelogFacts, ChangelogStart, changelog_start};
 use millrace_core::event_time::{InputClock, SourceClock};
-use millrace_core::ids::{Epoch, Offset, Partition, TaskId};
-use millrace_core::marker::{MARKER_FORMAT, Marker};
-use millrace_core::plan::{self, InputFrom, OperatorKind, OutputTo, Plan, Port, Stage, StateKind, StateLayout};
+use millrace_core::ids::{Epoch, Generation, Offset, Partition, TaskId};
+use millrace_core::marker::{InputMark, MARKER_FORMAT, Marker};
+use millrace_core::plan::{
+    self, InputFrom, OnError, OperatorKind, OutputTo, Plan, Port, Stage, StateKind, StateLayout,
+};
 use millrace_core::schema::Column;
 use millrace_core::totals::Totals;
 use millrace_plan::SqlError;
@@ -15,8 +20,8 @@ use super::changes::TableWriter;
 use super::dead_letter::DeadLetters;
 use super::exchange::{ExchangeReader, ExchangeWriter};
 use super::flow::{Flow, Kind, Operator, Output, Writer};
-use super::sink::SinkWriter;
-use super::source::SourceReader;
+use super::sink::{SinkWriter, Target};
+use super::source::{Place, SourceReader};
 use super::task::{CHANGELOG_MARKER, CHANGELOG_STATE, Reader, Task, TaskInput};
 use super::topology::{Names, Topology};
 use crate::log::{Log, LogError, Outbox};
@@ -33,6 +38,8 @@ pub enum BuildError {
     Log(#[from] LogError),
     #[error("open the state of task {task}")]
     State { task: TaskId, source: StateError },
+    #[error("restore task {task}")]
+    Changelog { task: TaskId, source: ChangelogError },
     #[error("restore task {task} from its changelog: {text}")]
     Restore { task: TaskId, text: String },
     #[error("step '{step}': bind an expression of the plan")]
@@ -42,101 +49,216 @@ pub enum BuildError {
 }
 
 /// Builds tasks of one plan.
-pub struct Builder<'a> {
-    pub plan: &'a Plan,
-    pub topology: &'a Topology,
-    pub names: &'a Names,
-    pub budget: &'a StateBudget,
-    pub state_dir: &'a Path,
+pub struct Builder {
+    pub plan: Arc<Plan>,
+    pub topology: Topology,
+    pub names: Names,
+    pub budget: StateBudget,
+    pub state_dir: PathBuf,
     pub waiting_rows_max: usize,
-    pub now_ms: i64,
-    pub steady_ms: u64,
 }
 
-impl Builder<'_> {
-    /// One task, restored from its state and changelog.
+/// What the control log says of a task's changelog.
+#[derive(Clone, Copy)]
+pub struct Known<'a> {
+    pub created: Option<&'a Created>,
+    /// The marker of this epoch must be there.
+    pub needed: Epoch,
+}
+
+/// A task's state, as level with its changelog as can be told.
+pub struct Restored {
+    pub state: TaskState,
+    pub marker: Option<Marker>,
+    /// The epoch of the last marker.
+    pub last: Epoch,
+    /// False: a marker that must be there is not yet, so nothing may be concluded.
+    pub level: bool,
+}
+
+impl Builder {
+    fn stage(&self, id: &TaskId) -> &Stage {
+        self.plan.stage(&id.stage).expect("tasks are named after stages")
+    }
+
+    fn layouts(&self, id: &TaskId) -> Vec<StateLayout> {
+        self.plan.state.iter().filter(|l| l.stage == id.stage).cloned().collect()
+    }
+
+    /// One task around its state. Without a marker it is new: it begins where the sources say, and its first epoch says
+    /// so for ever.
     pub fn task(
         &self,
-        stage: &Stage,
-        partition: Partition,
+        id: &TaskId,
+        state: TaskState,
+        marker: Option<Marker>,
+        steady_ms: u64,
         log: &mut dyn Log,
         outbox: &mut Outbox,
     ) -> Result<Task, BuildError> {
-        let id = TaskId { stage: stage.name.clone(), partition };
-        let layouts: Vec<StateLayout> = self.plan.state.iter().filter(|l| l.stage == stage.name).cloned().collect();
+        let (stage, layouts) = (self.stage(id), self.layouts(id));
         let changelog = self.names.changelog(&stage.name);
-        let (state, marker) = self.restore(&id, &layouts, &changelog, log)?;
         let mut inputs = Vec::new();
         for index in 0..stage.inputs.len() {
-            inputs.push(self.input(stage, index, partition, &layouts, log)?);
+            inputs.push(self.input(stage, index, id.partition, &layouts, steady_ms)?);
         }
         let operators = self.operators(stage, &layouts)?;
-        let outputs = stage.outputs.iter().map(|o| self.output(o, partition, outbox)).collect::<Result<_, _>>()?;
-        let source_topic = self.stream_topic(stage);
+        let outputs = stage.outputs.iter().map(|o| self.output(o, id.partition, log, outbox));
+        let outputs = outputs.collect::<Result<_, _>>()?;
         let dead_letters = self.plan.dead_letter.as_ref().map(|topic| {
             let partitions = self.topology.topics[topic].1;
-            DeadLetters::new(outbox.topic_index(topic), partitions)
+            DeadLetters::new(outbox.topic_index(topic), partitions, log.record_bytes_max(topic))
         });
-        let changelog_index = outbox.topic_index(&changelog);
+        let stream = self.stream(stage);
         let mut task = Task {
-            id,
+            id: id.clone(),
+            generation: Generation(0),
             inputs,
             flow: Flow { operators, outputs },
             state,
+            changelog_index: outbox.topic_index(&changelog),
             changelog,
-            changelog_index,
             dead_letters,
-            source_topic,
+            source_topic: stream.map(|s| s.topic.clone()).unwrap_or_default(),
+            on_error: stream.map_or(OnError::Stop, |s| s.on_error),
             epoch: Epoch(0),
             state_fingerprint: self.plan.state_fingerprint,
-            dirty: false,
+            dirty: marker.is_none(),
             stream_idle: false,
             prepared: None,
         };
+        let marks = marker.as_ref().map(|m| m.inputs.as_slice()).unwrap_or_default();
+        for input in &mut task.inputs {
+            match marks.iter().find(|mark| mark.topic == input.topic) {
+                Some(mark) => go_on(input, mark)?,
+                None => self.begin(id, input, &mut task.state, log)?,
+            }
+        }
         if let Some(marker) = marker {
-            take_up(&mut task, marker)?;
+            task.epoch = marker.epoch;
+            task.take_totals(marker.totals);
         }
         Ok(task)
     }
 
-    /// Opens the state, brings it level with the changelog, and returns the last marker.
-    fn restore(
+    /// An input that is read for the first time. A table that an edit brought back is read anew: rows of its first life
+    /// may have been deleted meanwhile.
+    fn begin(
         &self,
         id: &TaskId,
-        layouts: &[StateLayout],
-        changelog: &str,
+        input: &mut TaskInput,
+        state: &mut TaskState,
         log: &mut dyn Log,
-    ) -> Result<(TaskState, Option<Marker>), BuildError> {
-        let fault = |source| BuildError::State { task: id.clone(), source };
-        let dir = self.state_dir.join(&id.stage).join(id.partition.to_string());
-        let end = log.end_of(changelog, id.partition)?;
-        let mut state = match TaskState::open(&dir, self.budget, layouts, &self.ttls(layouts)) {
-            Ok(state) => state,
-            Err(StateError::Corrupt(text)) => {
-                tracing::warn!(task = %id, text, "local state is damaged and is rebuilt from the changelog");
-                self.fresh(&dir, layouts).map_err(fault)?
-            }
-            Err(source) => return Err(fault(source)),
-        };
-        let mut from = state.marker().map_err(fault)?.map_or(0, |(_, next)| next);
-        if from > end.0 {
-            tracing::warn!(task = %id, from, end = end.0, "local state is ahead of the changelog and is discarded");
-            drop(state);
-            state = self.fresh(&dir, layouts).map_err(fault)?;
-            from = 0;
+    ) -> Result<(), BuildError> {
+        if let Some(writer) = &input.writer {
+            let cleared = state.clear_table(writer.layout);
+            cleared.map_err(|source| BuildError::State { task: id.clone(), source })?;
         }
-        let restored = replay(log, changelog, id.partition, Offset(from), &mut state);
-        restored.map_err(|error| BuildError::Restore { task: id.clone(), text: format!("{error:#}") })?;
-        let marker = match state.marker().map_err(fault)? {
-            None => None,
-            Some((bytes, _)) => Some(read_marker(id, &bytes)?),
-        };
-        Ok((state, marker))
+        if matches!(input.reader, Reader::Source(_)) {
+            let source = self.plan.source(&input.name).expect("the plan names its own sources");
+            input.next = log.start(&source.topic, id.partition, &source.start_from)?;
+            if input.table {
+                input.level_at = Some(log.end_of(&source.topic, id.partition)?);
+            }
+        }
+        Ok(())
     }
 
-    fn fresh(&self, dir: &Path, layouts: &[StateLayout]) -> Result<TaskState, StateError> {
-        TaskState::destroy(dir)?;
-        TaskState::open(dir, self.budget, layouts, &self.ttls(layouts))
+    /// Opens the state, or takes an open one, and brings it level with the changelog.
+    pub fn restore(
+        &self,
+        id: &TaskId,
+        open: Option<TaskState>,
+        known: Option<Known<'_>>,
+        log: &mut dyn Log,
+    ) -> Result<Restored, BuildError> {
+        let changelog = self.names.changelog(&id.stage);
+        let range = log.changelog_range(&changelog, id.partition)?;
+        let mut replay = Replay { id, changelog: &changelog, log };
+        let mut local = Local::of(id, self.opened(id, open)?)?;
+        let (before, ahead) = (local.epoch(), local.next > range.end);
+        // The local state must be a part of this log's history, and the log must still hold what follows it.
+        let unknown = match &local.marker {
+            Some(_) if local.next < range.start => Some("the changelog does not reach back to it any more"),
+            Some(_) if ahead => Some("it is newer than the changelog"),
+            None if range.start > Offset(0) => None,
+            _ => {
+                let same = replay.go_on(&mut local, range.end)?;
+                local = Local::of(id, local.state)?;
+                (!same).then_some("the changelog has another history")
+            }
+        };
+        // The log alone is asked before anything is thrown away or built on a part of it.
+        let found = if unknown.is_some() || local.next < range.start {
+            replay.last_marker(range.clone())?
+        } else {
+            local.epoch()
+        };
+        if let Some(Known { created, needed }) = known {
+            let info = replay.log.topic(&changelog)?;
+            let (topic_id, partitions) = info.map(|i| (i.id.unwrap_or_default(), i.partitions)).unwrap_or_default();
+            let facts = ChangelogFacts {
+                topic: &changelog,
+                topic_id: &topic_id,
+                partitions,
+                log_start: range.start,
+                last_marker: found,
+                local: before.filter(|_| unknown.is_none() || ahead),
+                stateful: !self.layouts(id).is_empty(),
+                needed,
+            };
+            let start = changelog_start(created, &facts);
+            if start.map_err(|source| BuildError::Changelog { task: id.clone(), source })? == ChangelogStart::NotLevel {
+                return Ok(Restored {
+                    state: local.state,
+                    marker: None,
+                    last: found.unwrap_or_default(),
+                    level: false,
+                });
+            }
+        }
+        if let Some(why) = unknown {
+            tracing::warn!(task = %id, next = %local.next, start = %range.start, end = %range.end, "local state is discarded and rebuilt: {why}");
+            drop(local);
+            local = Local::of(id, self.fresh(id)?)?;
+        }
+        if local.next < range.end {
+            replay.apply(local.next.max(range.start)..range.end, &mut local.state)?;
+            local = Local::of(id, local.state)?;
+        }
+        let last = local.epoch().unwrap_or_default();
+        Ok(Restored { state: local.state, marker: local.marker, last, level: true })
+    }
+
+    fn opened(&self, id: &TaskId, open: Option<TaskState>) -> Result<TaskState, BuildError> {
+        if let Some(state) = open.filter(|state| !state.poisoned()) {
+            return Ok(state);
+        }
+        let layouts = self.layouts(id);
+        match TaskState::open(&self.dir(id), &self.budget, &layouts, &self.ttls(&layouts)) {
+            Err(StateError::Corrupt(text)) => {
+                tracing::warn!(task = %id, text, "local state is damaged and is rebuilt from the changelog");
+                self.fresh(id)
+            }
+            opened => opened.map_err(|source| BuildError::State { task: id.clone(), source }),
+        }
+    }
+
+    /// The marker that a state holds.
+    pub fn marker(&self, id: &TaskId, state: &TaskState) -> Result<Option<Marker>, BuildError> {
+        let found = state.marker().map_err(|source| BuildError::State { task: id.clone(), source })?;
+        found.map(|(bytes, _)| read_marker(id, &bytes)).transpose()
+    }
+
+    fn dir(&self, id: &TaskId) -> PathBuf {
+        self.state_dir.join(&id.stage).join(id.partition.to_string())
+    }
+
+    fn fresh(&self, id: &TaskId) -> Result<TaskState, BuildError> {
+        let (dir, layouts) = (self.dir(id), self.layouts(id));
+        let made =
+            TaskState::destroy(&dir).and_then(|()| TaskState::open(&dir, &self.budget, &layouts, &self.ttls(&layouts)));
+        made.map_err(|source| BuildError::State { task: id.clone(), source })
     }
 
     /// A table's own TTL; nothing else expires yet.
@@ -154,7 +276,7 @@ impl Builder<'_> {
         index: usize,
         partition: Partition,
         layouts: &[StateLayout],
-        log: &mut dyn Log,
+        steady_ms: u64,
     ) -> Result<TaskInput, BuildError> {
         let spec = &stage.inputs[index];
         let joined = stage.operators.iter().any(|o| table_of(&o.kind) == Some(index));
@@ -181,19 +303,18 @@ impl Builder<'_> {
             let operator = format!("table {source_name}");
             self.plan.state.iter().any(|l| l.operator == operator && l.kind == StateKind::Versioned)
         });
-        let (topic, topic_id, partitions, reader, next, level_at, upstreams) = match &spec.from {
+        let (topic, topic_id, partitions, reader, upstreams) = match &spec.from {
             InputFrom::Source(_) => {
                 let (topic_id, partitions) = self.topology.topics[&source.topic].clone();
-                let reader = SourceReader::new(Arc::new(source.clone()), partition, partitions, needs_versions);
-                let next = log.start(&source.topic, partition, &source.start_from)?;
-                let level_at = if table { Some(log.end_of(&source.topic, partition)?) } else { None };
-                (source.topic.clone(), topic_id, partitions, Reader::Source(Box::new(reader)), next, level_at, 1)
+                let place = Place { partition, partitions, aligned: aligned(stage, source) };
+                let reader = SourceReader::new(Arc::new(source.clone()), place, needs_versions);
+                (source.topic.clone(), topic_id, partitions, Reader::Source(Box::new(reader)), 1)
             }
             InputFrom::Exchange(name) => {
                 let reader = ExchangeReader::new(&self.exchange_columns(name));
                 let partitions = self.topology.exchanges[name];
-                let upstreams = self.topology.upstreams(self.plan, name);
-                (self.names.repartition(name), None, partitions, Reader::Exchange(reader), Offset(0), None, upstreams)
+                let upstreams = self.topology.upstreams(&self.plan, name);
+                (self.names.repartition(name), None, partitions, Reader::Exchange(reader), upstreams)
             }
         };
         Ok(TaskInput {
@@ -204,14 +325,14 @@ impl Builder<'_> {
             topic_id,
             partitions,
             reader,
-            next,
-            level_at,
+            next: Offset(0),
+            level_at: None,
             source_clock: SourceClock::default(),
             clock: InputClock::new(upstreams),
             table,
             writer,
             idle_timeout_ms: source.event_time.as_ref().and_then(|e| e.idle_timeout_ms),
-            last_record_ms: self.steady_ms,
+            last_record_ms: steady_ms,
             totals: Totals::default(),
         })
     }
@@ -232,13 +353,13 @@ impl Builder<'_> {
         layouts.iter().any(|l| l.operator == operator && l.kind == StateKind::Versioned)
     }
 
-    /// The topic that the stage's stream was read from.
-    fn stream_topic(&self, stage: &Stage) -> String {
+    /// The source that the stage's stream was read from.
+    fn stream(&self, stage: &Stage) -> Option<&plan::Source> {
         let stream = stage.inputs.iter().find(|i| !i.table).map(|i| match &i.from {
             InputFrom::Source(name) => name.as_str(),
             InputFrom::Exchange(name) => self.exchange(name).source.as_str(),
         });
-        stream.and_then(|name| self.plan.source(name)).map(|s| s.topic.clone()).unwrap_or_default()
+        stream.and_then(|name| self.plan.source(name))
     }
 
     /// The columns that come through a port.
@@ -302,12 +423,23 @@ impl Builder<'_> {
         BoundJoin::new(&spec.name, (join, missing), table, (left, right, &spec.columns))
     }
 
-    fn output(&self, spec: &plan::Output, partition: Partition, outbox: &mut Outbox) -> Result<Output, RowTypeError> {
+    fn output(
+        &self,
+        spec: &plan::Output,
+        partition: Partition,
+        log: &dyn Log,
+        outbox: &mut Outbox,
+    ) -> Result<Output, RowTypeError> {
         let writer = match &spec.to {
             OutputTo::Sink(name) => {
                 let sink = self.plan.sink(name).expect("the plan names its own sinks");
                 let partitions = self.topology.topics[&sink.topic].1;
-                Writer::Sink(SinkWriter::new(sink, outbox.topic_index(&sink.topic), partitions, partition))
+                let target = Target {
+                    topic: outbox.topic_index(&sink.topic),
+                    partitions,
+                    record_bytes_max: log.record_bytes_max(&sink.topic),
+                };
+                Writer::Sink(SinkWriter::new(sink, target, partition))
             }
             OutputTo::Exchange(name) => {
                 let topic = outbox.topic_index(&self.names.repartition(name));
@@ -331,27 +463,112 @@ fn table_of(kind: &OperatorKind) -> Option<usize> {
     }
 }
 
-/// Applies the changelog from `from` on, epoch by epoch. What follows the last marker was never committed.
-fn replay(
-    log: &mut dyn Log,
-    changelog: &str,
-    partition: Partition,
-    from: Offset,
-    state: &mut TaskState,
-) -> anyhow::Result<()> {
-    log.read_changelog(changelog, partition, from, &mut |record| {
-        match record.key.and_then(<[u8]>::split_first) {
-            Some((&CHANGELOG_STATE, key)) => state.replay(key, record.value)?,
-            Some((&CHANGELOG_MARKER, _)) => {
-                let marker = record.value.ok_or_else(|| anyhow::anyhow!("marker at {} is empty", record.offset))?;
-                state.apply(marker, record.offset.0 + 1)?;
-            }
-            _ => anyhow::bail!("record {} of {changelog} is neither state nor marker", record.offset),
+/// True when the stage's joins trust the source to be partitioned by its declared key.
+fn aligned(stage: &Stage, source: &plan::Source) -> bool {
+    source.key.is_some() && stage.operators.iter().any(|o| table_of(&o.kind).is_some())
+}
+
+/// The local state of a task and what it says of itself.
+struct Local {
+    state: TaskState,
+    marker: Option<Marker>,
+    /// The changelog offset behind its marker.
+    next: Offset,
+}
+
+impl Local {
+    fn of(id: &TaskId, state: TaskState) -> Result<Self, BuildError> {
+        let found = state.marker().map_err(|source| BuildError::State { task: id.clone(), source })?;
+        let Some((bytes, next)) = found else { return Ok(Self { state, marker: None, next: Offset(0) }) };
+        Ok(Self { state, marker: Some(read_marker(id, &bytes)?), next: Offset(next) })
+    }
+
+    fn epoch(&self) -> Option<Epoch> {
+        self.marker.as_ref().map(|m| m.epoch)
+    }
+}
+
+/// Reads one task's changelog.
+struct Replay<'a> {
+    id: &'a TaskId,
+    changelog: &'a str,
+    log: &'a mut dyn Log,
+}
+
+enum Entry<'a> {
+    State(&'a [u8], Option<&'a [u8]>),
+    Marker(&'a [u8]),
+}
+
+impl Entry<'_> {
+    fn apply(self, offset: Offset, state: &mut TaskState) -> Result<(), StateError> {
+        match self {
+            Self::State(key, value) => state.replay(key, value),
+            Self::Marker(marker) => state.apply(marker, offset.0 + 1),
         }
+    }
+}
+
+impl Replay<'_> {
+    fn read(
+        &mut self,
+        range: Range<Offset>,
+        visit: &mut dyn FnMut(Offset, Entry<'_>) -> anyhow::Result<()>,
+    ) -> Result<(), BuildError> {
+        let changelog = self.changelog;
+        let read = self.log.read_changelog(changelog, self.id.partition, range, &mut |record| {
+            let entry = match (record.key.and_then(<[u8]>::split_first), record.value) {
+                (Some((&CHANGELOG_STATE, key)), value) => Entry::State(key, value),
+                (Some((&CHANGELOG_MARKER, _)), Some(marker)) => Entry::Marker(marker),
+                _ => anyhow::bail!("record {} of {changelog} is neither state nor marker", record.offset),
+            };
+            visit(record.offset, entry)
+        });
+        read.map_err(|error| match error.downcast::<LogError>() {
+            Ok(error) => BuildError::Log(error),
+            Err(error) => BuildError::Restore { task: self.id.clone(), text: format!("{error:#}") },
+        })
+    }
+
+    /// The epoch of the last marker in a range.
+    fn last_marker(&mut self, range: Range<Offset>) -> Result<Option<Epoch>, BuildError> {
+        let (id, mut last) = (self.id, None);
+        self.read(range, &mut |_, entry| {
+            if let Entry::Marker(bytes) = entry {
+                last = Some(read_marker(id, bytes)?.epoch);
+            }
+            Ok(())
+        })?;
+        Ok(last)
+    }
+
+    /// Brings a local state forward to the log's end. False, with nothing done, when another record than the state's own
+    /// marker lies where the state says that it does. One that was compacted away says nothing.
+    fn go_on(&mut self, local: &mut Local, end: Offset) -> Result<bool, BuildError> {
+        let Some(marker) = &local.marker else {
+            self.apply(local.next..end, &mut local.state)?;
+            return Ok(true);
+        };
+        let (id, next, state, mut same) = (self.id, local.next, &mut local.state, true);
+        self.read(Offset(next.0 - 1)..end, &mut |offset, entry| {
+            match entry {
+                Entry::Marker(bytes) if offset < next => same = read_marker(id, bytes)? == *marker,
+                Entry::State(..) if offset < next => same = false,
+                _ if !same => {}
+                entry => entry.apply(offset, state)?,
+            }
+            Ok(())
+        })?;
+        local.state.discard();
+        Ok(same)
+    }
+
+    /// Brings a state forward, epoch by epoch. What follows the last marker was never committed.
+    fn apply(&mut self, range: Range<Offset>, state: &mut TaskState) -> Result<(), BuildError> {
+        self.read(range, &mut |offset, entry| Ok(entry.apply(offset, state)?))?;
+        state.discard();
         Ok(())
-    })?;
-    state.discard();
-    Ok(())
+    }
 }
 
 fn read_marker(id: &TaskId, bytes: &[u8]) -> Result<Marker, BuildError> {
@@ -363,43 +580,25 @@ fn read_marker(id: &TaskId, bytes: &[u8]) -> Result<Marker, BuildError> {
     Ok(marker)
 }
 
-/// Sets a task to where its marker says it stood.
-fn take_up(task: &mut Task, marker: Marker) -> Result<(), BuildError> {
-    task.epoch = marker.epoch;
-    for input in &mut task.inputs {
-        let Some(mark) = marker.inputs.iter().find(|m| m.topic == input.topic) else {
-            // A table that an edit brought back is read anew. Rows of its first life may have been deleted meanwhile.
-            if let Some(writer) = &input.writer {
-                let cleared = task.state.clear_table(writer.layout);
-                cleared.map_err(|source| BuildError::State { task: task.id.clone(), source })?;
-            }
-            continue;
-        };
-        if mark.topic_id != input.topic_id {
-            return Err(BuildError::Log(LogError::User(format!(
-                "topic '{}' was deleted and made again since the pipeline started: its positions mean nothing any more; restart the pipeline under a new name",
-                input.topic
-            ))));
-        }
-        if mark.partitions != input.partitions {
-            return Err(BuildError::Log(LogError::User(format!(
-                "topic '{}' had {} partitions when the pipeline started and has {} now: keys would move between tasks; restart the pipeline under a new name",
-                input.topic, mark.partitions, input.partitions
-            ))));
-        }
-        input.next = mark.next;
-        input.level_at = mark.level_at.or(input.level_at);
-        input.source_clock = mark.source_clock;
-        if mark.clock.upstreams() == input.clock.upstreams() {
-            input.clock = mark.clock.clone().restored();
-        }
+/// Sets an input to where its mark says it stood.
+fn go_on(input: &mut TaskInput, mark: &InputMark) -> Result<(), BuildError> {
+    if mark.topic_id != input.topic_id {
+        return Err(BuildError::Log(LogError::User(format!(
+            "topic '{}' was deleted and made again since the pipeline started: its positions mean nothing any more; restart the pipeline under a new name",
+            input.topic
+        ))));
     }
-    let mut totals = marker.totals;
-    for input in task.inputs.iter_mut().filter(|i| matches!(i.reader, Reader::Source(_))) {
-        input.totals = totals.remove(&format!("source {}", input.name)).unwrap_or_default();
+    if mark.partitions != input.partitions {
+        return Err(BuildError::Log(LogError::User(format!(
+            "topic '{}' had {} partitions when the pipeline started and has {} now: keys would move between tasks; restart the pipeline under a new name",
+            input.topic, mark.partitions, input.partitions
+        ))));
     }
-    for operator in &mut task.flow.operators {
-        operator.totals = totals.remove(&operator.name).unwrap_or_default();
+    input.next = mark.next;
+    input.level_at = mark.level_at;
+    input.source_clock = mark.source_clock;
+    if mark.clock.upstreams() == input.clock.upstreams() {
+        input.clock = mark.clock.clone().restored();
     }
     Ok(())
 }

@@ -25,6 +25,11 @@ pub const HEADER_ATTEMPTS: &str = "millrace-attempts";
 /// The step that gave the row up; absent for a record that could not be read.
 pub const HEADER_STEP: &str = "millrace-step";
 
+/// Only where the record was cut to fit: how large it was, headers included.
+pub const HEADER_WHOLE_BYTES: &str = "millrace-whole-bytes";
+
+/// What a header takes besides its name and value, at most.
+const HEADER_OVERHEAD: usize = 10;
 /// An error text longer than this is cut.
 const TEXT_BYTES_MAX: usize = 1024;
 
@@ -50,11 +55,13 @@ pub struct GivenUp<'a> {
 pub struct DeadLetters {
     topic: TopicIndex,
     partitions: i32,
+    /// The largest record that the topic takes.
+    record_bytes_max: usize,
 }
 
 impl DeadLetters {
-    pub fn new(topic: TopicIndex, partitions: i32) -> Self {
-        Self { topic, partitions }
+    pub fn new(topic: TopicIndex, partitions: i32, record_bytes_max: Option<usize>) -> Self {
+        Self { topic, partitions, record_bytes_max: record_bytes_max.unwrap_or(usize::MAX) }
     }
 
     /// A record that could not be read.
@@ -66,7 +73,7 @@ impl DeadLetters {
         let mut headers: Vec<Header> = record.headers.iter().filter(|h| !ours(h)).cloned().collect();
         headers.extend(reason(origin, before.saturating_add(1), code, text));
         let partition = self.partition(record.key, origin);
-        outbox.push(self.topic, partition, record.timestamp_ms, record.key, record.value, headers);
+        self.push(outbox, (partition, record.timestamp_ms), record.key, record.value, headers);
     }
 
     /// A row that a step gave up, as JSON: with the columns that the pipeline uses from there on.
@@ -75,7 +82,30 @@ impl DeadLetters {
         let mut headers: Vec<Header> = reason(origin, 1, code, text).into();
         headers.push(header(HEADER_STEP, step.to_owned()));
         headers.extend(event_time_ms.map(|time| header(HEADER_EVENT_TIME, time.to_string())));
-        outbox.push(self.topic, self.partition(None, origin), origin.timestamp_ms, None, Some(row), headers);
+        self.push(outbox, (self.partition(None, origin), origin.timestamp_ms), None, Some(row), headers);
+    }
+
+    /// Cuts what the topic would refuse: the record's own headers and its key go, the value keeps its first bytes. Our
+    /// headers say where the whole record is.
+    fn push(
+        self,
+        outbox: &mut Outbox,
+        (partition, timestamp_ms): (Partition, Option<i64>),
+        mut key: Option<&[u8]>,
+        mut value: Option<&[u8]>,
+        mut headers: Vec<Header>,
+    ) {
+        let bytes = |part: Option<&[u8]>| part.map_or(0, <[u8]>::len);
+        let header_bytes = |h: &Header| h.name.len() + h.value.len() + HEADER_OVERHEAD;
+        let whole = bytes(key) + bytes(value) + headers.iter().map(header_bytes).sum::<usize>();
+        if whole > self.record_bytes_max {
+            headers.retain(|h| h.name.starts_with(HEADER_PREFIX));
+            headers.push(header(HEADER_WHOLE_BYTES, whole.to_string()));
+            let left = self.record_bytes_max.saturating_sub(headers.iter().map(header_bytes).sum());
+            key = key.filter(|key| key.len() <= left / 2);
+            value = value.map(|value| &value[..value.len().min(left - bytes(key))]);
+        }
+        outbox.push(self.topic, partition, timestamp_ms, key, value, headers);
     }
 
     /// Records of one key stay together; those without follow their source's partitions.

@@ -49,7 +49,7 @@ impl Flow {
     pub fn rows(&mut self, from: Port, rows: Rows, cx: &mut Context<'_>) -> Result<(), OperatorError> {
         for output in self.outputs.iter_mut().filter(|o| o.from == from) {
             match &mut output.writer {
-                Writer::Sink(sink) => sink.rows(&rows, cx.outbox),
+                Writer::Sink(sink) => sink.rows(&rows, cx)?,
                 Writer::Exchange(exchange) => exchange.rows(&rows, cx.outbox)?,
             }
             if rows.watermark < WATERMARK_MAX {

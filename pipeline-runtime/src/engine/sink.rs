@@ -1,43 +1,66 @@
 //! Rows into a sink's topic.
 
 use millrace_core::ids::Partition;
-use millrace_core::plan::{Partitioner, Sink};
+use millrace_core::plan::{OnError, Partitioner, Sink};
+use millrace_core::totals::{DropReason, Totals};
 
+use super::dead_letter::{GivenUp, Origin};
 use crate::format::{JsonEncoder, KeyTextEncoder};
-use crate::log::{Outbox, TopicIndex};
-use crate::rows::Rows;
+use crate::log::TopicIndex;
+use crate::operator::{Context, OperatorError};
+use crate::rows::{RowMeta, Rows};
+
+const TOO_LARGE: &str = "RecordTooLarge";
+const MICROS_PER_MS: i64 = 1000;
+
+/// The topic of a sink.
+pub struct Target {
+    pub topic: TopicIndex,
+    pub partitions: i32,
+    /// The largest record that it takes.
+    pub record_bytes_max: Option<usize>,
+}
 
 pub struct SinkWriter {
-    topic: TopicIndex,
-    partitions: i32,
+    name: String,
+    target: Target,
     /// Where rows without a key go.
     own: Partition,
     key: Option<(KeyTextEncoder, Partitioner)>,
     encoder: JsonEncoder,
     key_bytes: Vec<u8>,
     value_bytes: Vec<u8>,
+    pub totals: Totals,
 }
 
 impl SinkWriter {
-    pub fn new(spec: &Sink, topic: TopicIndex, partitions: i32, own: Partition) -> Self {
+    pub fn new(spec: &Sink, target: Target, own: Partition) -> Self {
         let key = spec.key.as_ref().map(|key| {
             let encoder = KeyTextEncoder::new(&spec.columns, &key.columns, key.format);
             (encoder.expect("the plan checked the sink's key"), key.partitioner)
         });
         Self {
-            topic,
-            partitions,
-            own: Partition(own.0 % partitions),
+            name: spec.name.clone(),
+            own: Partition(own.0 % target.partitions),
+            target,
             key,
             encoder: JsonEncoder::new(&spec.columns),
             key_bytes: Vec::new(),
             value_bytes: Vec::new(),
+            totals: Totals::default(),
         }
     }
 
-    pub fn rows(&mut self, rows: &Rows, outbox: &mut Outbox) {
+    /// What its totals are listed under.
+    pub fn step(&self) -> String {
+        format!("sink {}", self.name)
+    }
+
+    pub fn rows(&mut self, rows: &Rows, cx: &mut Context<'_>) -> Result<(), OperatorError> {
         let values = self.encoder.bind(&rows.batch);
         let keys = self.key.as_ref().map(|(encoder, partitioner)| (encoder.bind(&rows.batch), *partitioner));
+        let (partitions, bytes_max) = (self.target.partitions, self.target.record_bytes_max.unwrap_or(usize::MAX));
+        self.totals.rows_in += rows.metas.len() as u64;
         for (row, meta) in rows.metas.iter().enumerate() {
             self.value_bytes.clear();
             values.encode(row, &mut self.value_bytes);
@@ -48,9 +71,55 @@ impl SinkWriter {
                 }
                 _ => None,
             };
-            let partition = key.map_or(self.own, |(key, partitioner)| partitioner.partition(key, self.partitions));
+            let bytes = self.key_bytes.len() + self.value_bytes.len();
+            if bytes > bytes_max {
+                let text = format!("the row takes {bytes} bytes and sink '{}' takes {bytes_max}", self.name);
+                give_up(&self.name, &self.value_bytes, meta, &text, cx, &mut self.totals)?;
+                continue;
+            }
+            let partition = key.map_or(self.own, |(key, partitioner)| partitioner.partition(key, partitions));
             let key = key.map(|(key, _)| key);
-            outbox.push(self.topic, partition, meta.timestamp_ms, key, Some(&self.value_bytes), Vec::new());
+            cx.outbox.push(self.target.topic, partition, meta.timestamp_ms, key, Some(&self.value_bytes), Vec::new());
+            self.totals.rows_out += 1;
         }
+        Ok(())
+    }
+}
+
+/// A row that the topic would refuse, and with it the whole epoch: its source's error policy says what becomes of it.
+fn give_up(
+    sink: &str,
+    value: &[u8],
+    meta: &RowMeta,
+    text: &str,
+    cx: &mut Context<'_>,
+    totals: &mut Totals,
+) -> Result<(), OperatorError> {
+    match (cx.on_error, cx.dead_letters) {
+        (OnError::DeadLetter, Some(dead_letters)) => {
+            let origin = Origin {
+                topic: cx.source_topic,
+                partition: meta.partition,
+                offset: meta.offset,
+                timestamp_ms: meta.timestamp_ms,
+            };
+            let event_time_ms = (meta.event_time > i64::MIN).then(|| meta.event_time.div_euclid(MICROS_PER_MS));
+            let given_up = GivenUp { step: sink, row: value, event_time_ms };
+            dead_letters.row(cx.outbox, origin, given_up, TOO_LARGE, text);
+            totals.drop_rows(DropReason::DeadLettered, 1);
+            Ok(())
+        }
+        (OnError::Skip, _) => {
+            totals.drop_rows(DropReason::Skipped, 1);
+            Ok(())
+        }
+        (OnError::Stop | OnError::DeadLetter, _) => Err(OperatorError::Row {
+            step: sink.to_owned(),
+            code: TOO_LARGE,
+            topic: cx.source_topic.to_owned(),
+            partition: meta.partition,
+            offset: meta.offset.0,
+            text: text.to_owned(),
+        }),
     }
 }

@@ -7,13 +7,13 @@ use arrow::compute::filter_record_batch;
 use arrow::datatypes::{DataType, SchemaRef, TimeUnit, TimestampMicrosecondType, TimestampMillisecondType};
 use millrace_core::event_time::{SourceClock, WATERMARK_MIN};
 use millrace_core::ids::{Offset, Partition};
-use millrace_core::plan::{FuturePolicy, OnError, Source};
+use millrace_core::plan::{FuturePolicy, OnError, Partitioner, Source};
 use millrace_core::totals::{DropReason, Totals};
 use millrace_plan::arrow_schema::arrow_schema;
 
 use super::changes::Changes;
 use super::dead_letter::{DeadLetters, Origin};
-use crate::format::{Op, Pushed, RecordDecoder};
+use crate::format::{KeyTextEncoder, Op, Pushed, RecordDecoder};
 use crate::log::{Fetch, Outbox, Record};
 use crate::rows::{RowMeta, Rows};
 
@@ -29,16 +29,38 @@ pub enum SourceError {
         "source '{source_name}': topic {topic} partition {partition} offset {offset} truncates the table, and a topic of several partitions says so in one of them only; restart the pipeline under a new name to read the table anew"
     )]
     Truncate { source_name: String, topic: String, partition: Partition, offset: Offset },
+    #[error(
+        "source '{source_name}': the record at topic {topic} partition {found} offset {offset} belongs to partition {expected} by its key ({columns}) and the partitioner {partitioner:?}, so joins would miss it; correct `key.partitioner`, or leave out `key` to have the source repartitioned"
+    )]
+    Partition {
+        source_name: String,
+        topic: String,
+        found: Partition,
+        offset: Offset,
+        expected: Partition,
+        columns: String,
+        partitioner: Partitioner,
+    },
     #[error("put rows together")]
     Arrow(#[from] arrow::error::ArrowError),
+}
+
+/// Which partition of its topic a reader reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    pub partition: Partition,
+    /// Of the topic.
+    pub partitions: i32,
+    /// Joins trust that the declared key decides about the partition.
+    pub aligned: bool,
 }
 
 /// Reads one partition of one source.
 pub struct SourceReader {
     spec: Arc<Source>,
-    partition: Partition,
-    /// Of the topic.
-    partitions: i32,
+    place: Place,
+    /// Of rows that joins trust to be in the right partition.
+    key: Option<(KeyTextEncoder, Partitioner)>,
     decoder: RecordDecoder,
     event_time_column: Option<usize>,
     /// Rows need an event time: streams that declare one, and tables with versions.
@@ -70,15 +92,20 @@ pub struct Failures<'a> {
 }
 
 impl SourceReader {
-    pub fn new(spec: Arc<Source>, partition: Partition, partitions: i32, versioned: bool) -> Self {
+    pub fn new(spec: Arc<Source>, place: Place, versioned: bool) -> Self {
         let column = spec.event_time.as_ref().and_then(|e| e.column.as_ref());
         let event_time_column = column.and_then(|name| spec.columns.iter().position(|c| c.name == *name));
         let needs_event_time = spec.event_time.is_some() && (spec.table.is_none() || versioned);
         let decoder = RecordDecoder::new(&spec);
+        let key = spec
+            .key
+            .as_ref()
+            .filter(|_| place.aligned && place.partitions > 1)
+            .and_then(|key| Some((KeyTextEncoder::new(&spec.columns, &key.columns, key.format)?, key.partitioner)));
         Self {
             spec,
-            partition,
-            partitions,
+            place,
+            key,
             decoder,
             event_time_column,
             needs_event_time,
@@ -124,7 +151,7 @@ impl SourceReader {
             match self.push(index, record, failures.totals) {
                 Some(Pushed::Rows(_)) => failures.totals.rows_out += 1,
                 Some(Pushed::Tombstone | Pushed::Ignored(_)) => failures.totals.drop_rows(DropReason::Tombstone, 1),
-                Some(Pushed::Truncate) if self.partitions == 1 => {
+                Some(Pushed::Truncate) if self.place.partitions == 1 => {
                     failures.totals.rows_out += 1;
                     parts.push(TablePart::Changes(self.finish(fetch, clock, failures.totals)?));
                     let time = record.timestamp_ms.map_or(clock.watermark(), |t| t.saturating_mul(MICROS_PER_MS));
@@ -134,7 +161,7 @@ impl SourceReader {
                     return Err(SourceError::Truncate {
                         source_name: self.spec.name.clone(),
                         topic: self.spec.topic.clone(),
-                        partition: self.partition,
+                        partition: self.place.partition,
                         offset: record.offset,
                     });
                 }
@@ -178,7 +205,7 @@ impl SourceReader {
     ) -> Result<(), SourceError> {
         let topic = self.spec.topic.as_str();
         let origin =
-            Origin { topic, partition: self.partition, offset: record.offset, timestamp_ms: record.timestamp_ms };
+            Origin { topic, partition: self.place.partition, offset: record.offset, timestamp_ms: record.timestamp_ms };
         match (self.spec.on_error, failures.dead_letters) {
             (OnError::DeadLetter, Some(dead_letters)) => {
                 dead_letters.record(failures.outbox, origin, record, code, text);
@@ -186,7 +213,7 @@ impl SourceReader {
                 Ok(())
             }
             (OnError::Skip, _) => {
-                tracing::debug!(topic, partition = %self.partition, offset = %record.offset, code, text, "skipped");
+                tracing::debug!(topic, partition = %self.place.partition, offset = %record.offset, code, text, "skipped");
                 failures.totals.drop_rows(DropReason::Skipped, 1);
                 Ok(())
             }
@@ -194,7 +221,7 @@ impl SourceReader {
                 source_name: self.spec.name.clone(),
                 code: (*code).to_owned(),
                 topic: topic.to_owned(),
-                partition: self.partition,
+                partition: self.place.partition,
                 offset: record.offset,
                 text: text.clone(),
             }),
@@ -240,7 +267,43 @@ impl SourceReader {
                 }
             }
         }
-        if bad.is_empty() { Ok(changes) } else { Ok(without(changes, &bad)?) }
+        let changes = if bad.is_empty() { changes } else { without(changes, &bad)? };
+        self.check_partitions(&changes)?;
+        Ok(changes)
+    }
+
+    /// Co-partitioning is proven, never assumed: a row in another partition than its key says would miss its table.
+    fn check_partitions(&self, changes: &Changes) -> Result<(), SourceError> {
+        let Some((key, partitioner)) = &self.key else { return Ok(()) };
+        let keys = key.bind(&changes.batch);
+        let mut bytes = Vec::new();
+        for (row, meta) in changes.metas.iter().enumerate() {
+            bytes.clear();
+            // A key of nulls joins with nothing, wherever it is.
+            if !keys.encode(row, &mut bytes) {
+                continue;
+            }
+            let expected = partitioner.partition(&bytes, self.place.partitions);
+            if expected != self.place.partition {
+                return Err(SourceError::Partition {
+                    source_name: self.spec.name.clone(),
+                    topic: self.spec.topic.clone(),
+                    found: self.place.partition,
+                    offset: meta.offset,
+                    expected,
+                    columns: self.spec.key.as_ref().map(|key| key.columns.join(", ")).unwrap_or_default(),
+                    partitioner: *partitioner,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up a record that can be read and whose effects cannot be committed.
+    pub fn refuse(&self, record: &Record<'_>, why: &str, failures: &mut Failures<'_>) -> Result<(), SourceError> {
+        failures.totals.rows_in += 1;
+        let failed = Failed { record: 0, code: "CommitRefused", text: why.to_owned() };
+        self.give_up(record, &failed, failures)
     }
 
     fn meta(
@@ -256,7 +319,7 @@ impl SourceReader {
             timestamp_ms: record.timestamp_ms,
             watermark: WATERMARK_MIN,
             source_watermark: WATERMARK_MIN,
-            partition: self.partition,
+            partition: self.place.partition,
             offset: record.offset,
             late: false,
         };

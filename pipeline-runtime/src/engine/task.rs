@@ -7,15 +7,15 @@ use std::collections::BTreeMap;
 
 use arrow::array::RecordBatch;
 use millrace_core::event_time::{InputClock, SourceClock, Upstream};
-use millrace_core::ids::{Epoch, Generation, Offset, TaskId};
+use millrace_core::ids::{Epoch, Generation, Offset, Partition, TaskId};
 use millrace_core::marker::{InputMark, MARKER_FORMAT, Marker};
-use millrace_core::plan::Port;
+use millrace_core::plan::{OnError, Port};
 use millrace_core::totals::Totals;
 
 use super::changes::{ApplyError, Changes, TableWriter};
 use super::dead_letter::DeadLetters;
 use super::exchange::{ExchangeError, ExchangeReader};
-use super::flow::Flow;
+use super::flow::{Flow, Writer};
 use super::source::{Failures, SourceError, SourceReader, TablePart};
 use crate::log::{End, Fetch, Outbox, TopicIndex};
 use crate::operator::{Context, OperatorError, TableProgress};
@@ -42,6 +42,10 @@ pub enum TaskError {
     TruncateMoves(String),
     #[error("use state")]
     State(#[from] StateError),
+    #[error(
+        "what follows from offset {offset} of partition {partition} of topic {topic} cannot be committed, and its rows cannot be told apart: {why}"
+    )]
+    Refused { topic: String, partition: Partition, offset: Offset, why: String },
 }
 
 pub enum Reader {
@@ -106,6 +110,8 @@ pub struct Now {
 
 pub struct Task {
     pub id: TaskId,
+    /// Of the claim under which it runs.
+    pub generation: Generation,
     pub inputs: Vec<TaskInput>,
     pub flow: Flow,
     pub state: TaskState,
@@ -114,6 +120,8 @@ pub struct Task {
     pub dead_letters: Option<DeadLetters>,
     /// The topic that the stage's stream comes from, for dead letters.
     pub source_topic: String,
+    /// What the stream's source does with a record that cannot be used.
+    pub on_error: OnError,
     pub epoch: Epoch,
     pub state_fingerprint: u64,
     /// Something happened since the last commit.
@@ -152,6 +160,21 @@ impl Task {
             self.stream_idle = false;
             self.stream_records(input, fetch, now, outbox)
         }
+    }
+
+    /// Takes one record that was found to keep every epoch with it from being committed: it meets the error policy.
+    pub fn refuse(&mut self, input: usize, fetch: &Fetch<'_>, why: &str, outbox: &mut Outbox) -> Result<(), TaskError> {
+        self.dirty = true;
+        let partition = self.id.partition;
+        let own = &mut self.inputs[input];
+        let Some(record) = fetch.records.first() else { return Ok(()) };
+        let Reader::Source(reader) = &own.reader else {
+            let topic = own.topic.clone();
+            return Err(TaskError::Refused { topic, partition, offset: record.offset, why: why.to_owned() });
+        };
+        own.next = fetch.next;
+        let mut failures = Failures { outbox, dead_letters: self.dead_letters, totals: &mut own.totals };
+        Ok(reader.refuse(record, why, &mut failures)?)
     }
 
     fn stream_records(
@@ -218,7 +241,7 @@ impl Task {
     /// Takes up how far the inputs are, by the log and by the clock. `ends` are those of the inputs that are read
     /// directly, looked up at or before `now`.
     pub fn tick(&mut self, ends: &[(usize, End)], now: Now, outbox: &mut Outbox) -> Result<(), TaskError> {
-        let mut ended = Vec::new();
+        let (mut ended, sent) = (Vec::new(), outbox.len());
         for (input, end) in ends {
             let own = &mut self.inputs[*input];
             let at_end = own.next >= end.offset;
@@ -246,7 +269,9 @@ impl Task {
             self.announce(input, now, outbox)?;
         }
         let (flow, mut cx) = self.context(now, outbox);
-        Ok(flow.advance(&mut cx)?)
+        flow.advance(&mut cx)?;
+        self.dirty |= outbox.len() > sent;
+        Ok(())
     }
 
     /// Tells the operators the watermark of an input, without rows.
@@ -267,6 +292,7 @@ impl Task {
 
     /// After the state was restored: rows that waited go on waiting, and the operators hear where time stands.
     pub fn resume(&mut self, now: Now, outbox: &mut Outbox) -> Result<(), TaskError> {
+        let sent = outbox.len();
         let (flow, mut cx) = self.context(now, outbox);
         flow.restore(&mut cx)?;
         for input in 0..self.inputs.len() {
@@ -274,6 +300,7 @@ impl Task {
                 self.announce(input, now, outbox)?;
             }
         }
+        self.dirty |= outbox.len() > sent;
         Ok(())
     }
 
@@ -288,6 +315,7 @@ impl Task {
             outbox,
             dead_letters: self.dead_letters,
             source_topic: &self.source_topic,
+            on_error: self.on_error,
             stream_idle: self.stream_idle,
             now_ms: now.wall_ms,
         };
@@ -315,7 +343,7 @@ impl Task {
     }
 
     /// Puts everything that the epoch commits for this task into the outbox; its marker last.
-    pub fn prepare(&mut self, generation: Generation, now: Now, outbox: &mut Outbox) -> Result<(), TaskError> {
+    pub fn prepare(&mut self, epoch: Epoch, now: Now, outbox: &mut Outbox) -> Result<(), TaskError> {
         let ports = self.ports();
         self.flow.flush(&|port| Self::origin(&self.inputs, &ports, port), now.steady_ms, outbox);
         let (flow, mut cx) = self.context(now, outbox);
@@ -326,8 +354,8 @@ impl Task {
             key.extend_from_slice(state_key);
             outbox.push(self.changelog_index, self.id.partition, Some(now.wall_ms), Some(&key), value, Vec::new());
         }
-        self.epoch.0 += 1;
-        let marker = serde_json::to_vec(&self.marker(generation)).expect("a marker is plain data");
+        self.epoch = epoch;
+        let marker = serde_json::to_vec(&self.marker()).expect("a marker is plain data");
         let key = Some(&[CHANGELOG_MARKER][..]);
         outbox.push(self.changelog_index, self.id.partition, Some(now.wall_ms), key, Some(&marker), Vec::new());
         self.prepared = Some(marker);
@@ -344,14 +372,39 @@ impl Task {
         Ok(())
     }
 
-    /// Names and totals: the readings of sources, then the operators.
-    pub fn totals(&self) -> impl Iterator<Item = (String, &Totals)> {
-        let sources = self.inputs.iter().filter(|i| matches!(i.reader, Reader::Source(_)));
-        let sources = sources.map(|i| (format!("source {}", i.name), &i.totals));
-        sources.chain(self.flow.operators.iter().map(|o| (o.name.clone(), &o.totals)))
+    /// Its last committed epoch.
+    pub fn committed(&self) -> Epoch {
+        Epoch(self.epoch.0 - u64::from(self.prepared.is_some()))
     }
 
-    fn marker(&self, generation: Generation) -> Marker {
+    /// Names and totals: the readings of sources, the operators, the sinks.
+    pub fn totals(&self) -> impl Iterator<Item = (String, &Totals)> {
+        let sources = self.inputs.iter().filter(|i| matches!(i.reader, Reader::Source(_)));
+        let sources = sources.map(|i| (source_step(&i.name), &i.totals));
+        let operators = self.flow.operators.iter().map(|o| (o.name.clone(), &o.totals));
+        let sinks = self.flow.outputs.iter().filter_map(|o| match &o.writer {
+            Writer::Sink(sink) => Some((sink.step(), &sink.totals)),
+            Writer::Exchange(_) => None,
+        });
+        sources.chain(operators).chain(sinks)
+    }
+
+    /// Goes on counting from a marker's totals.
+    pub fn take_totals(&mut self, mut totals: BTreeMap<String, Totals>) {
+        for input in self.inputs.iter_mut().filter(|i| matches!(i.reader, Reader::Source(_))) {
+            input.totals = totals.remove(&source_step(&input.name)).unwrap_or_default();
+        }
+        for operator in &mut self.flow.operators {
+            operator.totals = totals.remove(&operator.name).unwrap_or_default();
+        }
+        for output in &mut self.flow.outputs {
+            if let Writer::Sink(sink) = &mut output.writer {
+                sink.totals = totals.remove(&sink.step()).unwrap_or_default();
+            }
+        }
+    }
+
+    fn marker(&self) -> Marker {
         let inputs = self.inputs.iter().map(|i| InputMark {
             topic: i.topic.clone(),
             topic_id: i.topic_id.clone(),
@@ -365,7 +418,7 @@ impl Task {
         Marker {
             format: MARKER_FORMAT,
             epoch: self.epoch,
-            generation,
+            generation: self.generation,
             state_fingerprint: self.state_fingerprint,
             inputs: inputs.collect(),
             totals,
@@ -376,6 +429,10 @@ impl Task {
     pub fn finished(&self) -> bool {
         self.inputs.iter().all(|i| i.clock.ended()) && !self.dirty && !self.state.dirty()
     }
+}
+
+fn source_step(name: &str) -> String {
+    format!("source {name}")
 }
 
 fn exchanged(

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use millrace_core::ids::Timeline;
+use millrace_core::ids::{Partition, TaskId, Timeline};
 use millrace_core::plan::{Exchange, InputFrom, OutputTo, Plan, Stage};
 
 use crate::log::{Log, LogError};
@@ -21,6 +21,11 @@ impl Names {
 
     pub fn changelog(&self, stage: &str) -> String {
         format!("{}-t{}-{stage}-changelog", self.prefix, self.timeline)
+    }
+
+    /// Who runs a task, in all timelines.
+    pub fn control(&self) -> String {
+        format!("{}-control", self.prefix)
     }
 
     /// The consumer group that shows a stage's positions to people and tools.
@@ -54,24 +59,32 @@ impl Topology {
                 Some(info) => {
                     topology.topics.insert(source.topic.clone(), (info.id, info.partitions));
                 }
-                None => faults.push(format!(
-                    "source '{}': topic '{}' does not exist: create it, or correct spec.sources[{}].kafka.topic",
-                    source.name, source.topic, source.name
-                )),
+                None => faults.push(missing(&format!("source '{}'", source.name), &source.topic, log)),
             }
         }
-        for sink in &plan.sinks {
-            let info = log.open_output(&sink.topic)?;
-            topology.topics.insert(sink.topic.clone(), (info.id, info.partitions));
-        }
-        if let Some(topic) = &plan.dead_letter {
-            let info = log.open_output(topic)?;
-            topology.topics.insert(topic.clone(), (info.id, info.partitions));
+        let sinks = plan.sinks.iter().map(|s| (format!("sink '{}'", s.name), &s.topic));
+        let outputs = sinks.chain(plan.dead_letter.iter().map(|topic| ("deadLetter".to_owned(), topic)));
+        for (what, topic) in outputs {
+            match log.open_output(topic)? {
+                Some(info) => {
+                    topology.topics.insert(topic.clone(), (info.id, info.partitions));
+                }
+                None => faults.push(missing(&what, topic, log)),
+            }
         }
         if faults.is_empty() {
             topology.count(plan, &mut faults);
         }
         if faults.is_empty() { Ok(topology) } else { Err(LogError::User(faults.join("\n"))) }
+    }
+
+    /// Every task of the plan.
+    pub fn all_tasks(&self) -> impl Iterator<Item = TaskId> + '_ {
+        let of_stage = |(stage, count): (&String, &i32)| {
+            let stage = stage.clone();
+            (0..*count).map(move |p| TaskId { stage: stage.clone(), partition: Partition(p) })
+        };
+        self.tasks.iter().flat_map(of_stage)
     }
 
     fn partitions(&self, plan: &Plan, source: &str) -> i32 {
@@ -119,4 +132,11 @@ impl Topology {
         let writes = |stage: &&Stage| stage.outputs.iter().any(|o| o.to == OutputTo::Exchange(exchange.to_owned()));
         plan.stages.iter().find(writes).map_or(1, |stage| self.tasks[&stage.name] as usize)
     }
+}
+
+fn missing(what: &str, topic: &str, log: &dyn Log) -> String {
+    let how = log.creating_command(topic);
+    format!(
+        "{what}: topic '{topic}' does not exist, and topics of the user are never created: {how}, or correct its name"
+    )
 }

@@ -11,13 +11,16 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use millrace_core::ids::{Offset, Partition};
 use millrace_core::plan::StartFrom;
 use serde::{Deserialize, Serialize};
 
-use super::{Assignment, CommitError, End, Fetch, InputId, InternalKind, Log, LogError, Outbox, Record, TopicInfo};
+use super::{
+    Assignment, CommitError, End, Fetch, InputId, InternalKind, Log, LogError, Outbox, Record, TopicInfo, Wanted,
+};
 use crate::clock;
 
 mod envelope;
@@ -67,6 +70,15 @@ struct Assigned {
     input: Input,
 }
 
+impl Assigned {
+    fn next(&self) -> Offset {
+        match &self.input {
+            Input::User { reader, .. } => Offset(reader.next() as i64),
+            Input::Internal { next, .. } => Offset(*next),
+        }
+    }
+}
+
 pub struct FileLog {
     config: FileLogConfig,
     committed: Committed,
@@ -74,7 +86,8 @@ pub struct FileLog {
     topics: BTreeMap<String, TopicFile>,
     internal: BTreeMap<String, Vec<Segments>>,
     outputs: BTreeMap<String, Output>,
-    inputs: Vec<Assigned>,
+    /// `None`: not assigned any more.
+    inputs: Vec<Option<Assigned>>,
     internal_buffer: segments::ReadBuffer,
     /// Held for as long as the process owns the state folder.
     _lock: File,
@@ -151,22 +164,26 @@ impl FileLog {
     }
 
     /// The input whose head comes first, among those that are wanted and have one.
-    fn choose(&self, wanted: &dyn Fn(InputId) -> bool) -> Option<(usize, i64)> {
+    fn choose(&self, wanted: Wanted<'_>) -> Option<(usize, i64)> {
         let mut best: Option<(i64, u32, usize)> = None;
-        for (i, assigned) in self.inputs.iter().enumerate() {
+        for (i, assigned) in self.assigned() {
             let Some(time) = self.head(&assigned.input) else { continue };
             let candidate = (time, assigned.rank, i);
-            if best.is_none_or(|b| candidate < b) && wanted(InputId(i)) {
+            if best.is_none_or(|b| candidate < b) && wanted(InputId(i)).is_some_and(|below| assigned.next() < below) {
                 best = Some(candidate);
             }
         }
-        best.map(|(_, _, i)| (i, self.run_limit(i, wanted)))
+        let (_, rank, chosen) = best?;
+        Some((chosen, self.run_limit(chosen, rank, wanted)))
+    }
+
+    fn assigned(&self) -> impl Iterator<Item = (usize, &Assigned)> {
+        self.inputs.iter().enumerate().filter_map(|(i, assigned)| Some((i, assigned.as_ref()?)))
     }
 
     /// The highest timestamp up to which `chosen` may be read before another input's head comes first.
-    fn run_limit(&self, chosen: usize, wanted: &dyn Fn(InputId) -> bool) -> i64 {
-        let rank = self.inputs[chosen].rank;
-        let others = self.inputs.iter().enumerate().filter(|(i, _)| *i != chosen && wanted(InputId(*i)));
+    fn run_limit(&self, chosen: usize, rank: u32, wanted: Wanted<'_>) -> i64 {
+        let others = self.assigned().filter(|(i, _)| *i != chosen && wanted(InputId(*i)).is_some());
         others
             .filter_map(|(i, other)| {
                 let head = self.head(&other.input)?;
@@ -202,6 +219,10 @@ impl Log for FileLog {
             return Ok(Some(TopicInfo { id: None, partitions: partitions.len() as i32 }));
         }
         Ok(self.user_topic(name)?.map(|t| TopicInfo { id: None, partitions: t.partitions() }))
+    }
+
+    fn creating_command(&self, topic: &str) -> String {
+        format!("make the file {}", self.config.topics.join(format!("{topic}.jsonl")).display())
     }
 
     fn create_internal(&mut self, name: &str, _: InternalKind, partitions: i32) -> Result<(), LogError> {
@@ -240,7 +261,7 @@ impl Log for FileLog {
     }
 
     /// A result file that is new is noted as empty before anything is written to it: from then on it is ours to cut.
-    fn open_output(&mut self, topic: &str) -> Result<TopicInfo, LogError> {
+    fn open_output(&mut self, topic: &str) -> Result<Option<TopicInfo>, LogError> {
         if !self.outputs.contains_key(topic) {
             let output = match &self.config.out {
                 None => Output { file: None, length: 0, pending: Vec::new() },
@@ -257,7 +278,7 @@ impl Log for FileLog {
             };
             self.outputs.insert(topic.to_owned(), output);
         }
-        Ok(TopicInfo { id: None, partitions: 1 })
+        Ok(Some(TopicInfo { id: None, partitions: 1 }))
     }
 
     fn assign(&mut self, assignment: Assignment) -> Result<InputId, LogError> {
@@ -269,11 +290,21 @@ impl Log for FileLog {
             let reader = file.reader(partition, next.0 as usize)?;
             Input::User { topic, reader }
         };
-        self.inputs.push(Assigned { rank, input });
-        Ok(InputId(self.inputs.len() - 1))
+        let free = self.inputs.iter().position(Option::is_none);
+        let id = free.unwrap_or_else(|| {
+            self.inputs.push(None);
+            self.inputs.len() - 1
+        });
+        self.inputs[id] = Some(Assigned { rank, input });
+        Ok(InputId(id))
     }
 
-    fn poll(&mut self, wanted: &dyn Fn(InputId) -> bool, max: usize) -> Result<Option<Fetch<'_>>, LogError> {
+    fn unassign(&mut self, input: InputId) -> Result<(), LogError> {
+        self.inputs[input.0] = None;
+        Ok(())
+    }
+
+    fn poll(&mut self, wanted: Wanted<'_>, max: usize) -> Result<Option<Fetch<'_>>, LogError> {
         let chosen = match self.choose(wanted) {
             Some(chosen) => chosen,
             None if self.config.follow => {
@@ -287,7 +318,10 @@ impl Log for FileLog {
         };
         let (index, limit) = chosen;
         let input = InputId(index);
-        match &mut self.inputs[index].input {
+        let Some(assigned) = &mut self.inputs[index] else { return Ok(None) };
+        let below = wanted(input).map_or(0, |below| below.0 - assigned.next().0);
+        let max = max.min(usize::try_from(below).unwrap_or(0));
+        match &mut assigned.input {
             Input::User { topic, reader } => {
                 let (records, next) = reader.read(&self.topics[topic.as_str()], limit, max)?;
                 Ok(Some(Fetch { input, records, next: Offset(next as i64) }))
@@ -302,7 +336,7 @@ impl Log for FileLog {
 
     fn end(&mut self, input: InputId) -> Result<End, LogError> {
         let as_of_ms = clock::now_ms();
-        match &self.inputs[input.0].input {
+        match &self.inputs[input.0].as_ref().expect("it is assigned").input {
             Input::User { topic, reader } => {
                 let name = topic.clone();
                 let (partition, next) = (reader.partition(), reader.next());
@@ -370,23 +404,27 @@ impl Log for FileLog {
         Ok(())
     }
 
+    fn changelog_range(&mut self, topic: &str, partition: Partition) -> Result<Range<Offset>, LogError> {
+        Ok(Offset(0)..self.end_of(topic, partition)?)
+    }
+
     fn read_changelog(
         &mut self,
         topic: &str,
         partition: Partition,
-        from: Offset,
+        range: Range<Offset>,
         visit: &mut dyn FnMut(Record<'_>) -> anyhow::Result<()>,
-    ) -> anyhow::Result<Offset> {
-        const BATCH: usize = 1024;
+    ) -> anyhow::Result<()> {
+        const BATCH: i64 = 1024;
         let segments = &mut self.internal.get_mut(topic).expect("the changelog was created")[partition.0 as usize];
-        let mut next = from.0;
-        while next < segments.visible_end() {
-            next = segments.read(next, BATCH, &mut self.internal_buffer)?;
+        let mut next = range.start.0;
+        while next < range.end.0 {
+            next = segments.read(next, BATCH.min(range.end.0 - next) as usize, &mut self.internal_buffer)?;
             for record in self.internal_buffer.records() {
                 visit(record)?;
             }
         }
-        Ok(Offset(next))
+        Ok(())
     }
 
     fn trim(&mut self, topic: &str, partition: Partition, before: Offset) -> Result<(), LogError> {

@@ -12,15 +12,19 @@
 //! log or an error.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_core::control::LaneId;
 use millrace_core::ids::{Offset, Partition};
 use millrace_core::plan::StartFrom;
 use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{Offset as KafkaOffset, TopicPartitionList};
 
-use super::{Assignment, CommitError, End, Fetch, InputId, InternalKind, Log, LogError, Outbox, Record, TopicInfo};
+use super::{
+    Assignment, CommitError, End, Fetch, InputId, InternalKind, Log, LogError, Outbox, Record, TopicInfo, Wanted,
+};
 use crate::clock;
 use ends::Ends;
 use inputs::Inputs;
@@ -32,12 +36,15 @@ use topics::Admin;
 use transactions::{GroupOffsets, Limits, Transactions};
 use trims::Trims;
 
+pub use fence::Fence;
 pub use trims::EVERY_MS as TRIM_EVERY_MS;
 
 mod changelog;
 pub mod connection;
+pub mod control;
 mod ending;
 mod ends;
+mod fence;
 mod inputs;
 mod lookup;
 mod native;
@@ -90,8 +97,8 @@ pub struct KafkaLog {
     transactions: Option<Transactions>,
     limits: Limits,
     ends: Ends,
-    /// For [`KafkaLogConfig::until_end`]: where each input ended when it was assigned.
-    assigned_ends: Vec<i64>,
+    /// Where each input ended when it was assigned.
+    assigned_ends: BTreeMap<InputId, i64>,
     trims: Trims,
     answers: AdminQueue,
     /// While the lane starts.
@@ -100,7 +107,7 @@ pub struct KafkaLog {
 }
 
 impl KafkaLog {
-    /// Connects, and takes the transactional id: from here on nobody else commits under it.
+    /// Connects. Reading is possible at once, writing after [`Log::initialise`].
     pub fn open(config: KafkaLogConfig) -> Result<Self, LogError> {
         let inputs = Inputs::new(&config.connection, &config.group)?;
         let answers = AdminQueue::new(inputs.client(), Some(Signal::new(inputs.waker())));
@@ -109,39 +116,32 @@ impl KafkaLog {
         let outputs: Vec<&str> = config.outputs.iter().map(String::as_str).collect();
         let record_bytes = if outputs.is_empty() { BTreeMap::new() } else { admin.record_limits(&outputs)? };
         let trims = Trims::new(config.trim_every_ms);
-        let mut log = Self {
+        Ok(Self {
             config,
             transactions: None,
             limits: Limits { record_bytes, internal: BTreeMap::new() },
             ends: Ends::default(),
-            assigned_ends: Vec::new(),
+            assigned_ends: BTreeMap::new(),
             trims,
             answers,
             admin: Some(admin),
             inputs,
-        };
-        log.initialise()?;
-        Ok(log)
+        })
     }
 
     fn client(&self) -> &Arc<Client> {
         self.inputs.client()
     }
 
-    /// Takes the transactional id of another lane, so that this one can never commit again under the handle it has.
-    pub fn fence(&self, transactional_id: &str) -> Result<(), LogError> {
+    /// Begins to take the transactional id of another lane, so that it can never commit again under the handle it has.
+    pub fn fence(&self, lane: LaneId, transactional_id: &str) -> Result<Fence, LogError> {
         let timeout_ms = self.config.transaction_timeout_ms;
         let config = self.config.connection.producer(transactional_id, timeout_ms, BATCH_BYTES_MAX);
-        Transactions::initialise(&config, timeout_ms).map(Transactions::close)
+        Fence::begin(lane, config, timeout_ms)
     }
 
     pub fn cluster_id(&self) -> Option<String> {
         self.client().cluster_id(CLUSTER_ID_MS)
-    }
-
-    /// The largest record that a topic takes; `None` if it is not one of the outputs or of our own.
-    pub fn record_bytes_max(&self, topic: &str) -> Option<usize> {
-        self.limits.record_bytes.get(topic).copied()
     }
 
     /// Records that are replicated and that an open transaction hides: somebody's, perhaps our own.
@@ -219,6 +219,10 @@ impl Log for KafkaLog {
         lookup::describe(self.client(), name)
     }
 
+    fn creating_command(&self, topic: &str) -> String {
+        topics::creating_command(topic, &self.config.connection.bootstrap_servers)
+    }
+
     fn create_internal(&mut self, name: &str, kind: InternalKind, partitions: i32) -> Result<(), LogError> {
         let internal = self.config.internal;
         let info = match lookup::describe(self.client(), name)? {
@@ -227,11 +231,7 @@ impl Log for KafkaLog {
                 self.admin()?.create(name, kind, partitions, &internal)?;
                 topics::wait_until_known(self.client(), name)?
             }
-            None => {
-                return Err(LogError::User(format!(
-                    "internal topic '{name}' does not exist, and spec.kafka.internal.creation is RequireExisting: create it with {partitions} partitions"
-                )));
-            }
+            None => return Err(topics::required(name, partitions)),
         };
         if info.partitions != partitions {
             return Err(LogError::User(format!(
@@ -279,18 +279,17 @@ impl Log for KafkaLog {
         }
     }
 
-    fn open_output(&mut self, topic: &str) -> Result<TopicInfo, LogError> {
-        let Some(info) = lookup::describe(self.client(), topic)? else {
-            return Err(LogError::User(format!(
-                "topic '{topic}' does not exist, and topics of the user are never created: {}",
-                topics::creating_command(topic, &self.config.connection.bootstrap_servers)
-            )));
-        };
+    fn open_output(&mut self, topic: &str) -> Result<Option<TopicInfo>, LogError> {
+        let Some(info) = lookup::describe(self.client(), topic)? else { return Ok(None) };
         if !self.limits.record_bytes.contains_key(topic) {
             let limits = self.admin()?.record_limits(&[topic])?;
             self.limits.record_bytes.extend(limits);
         }
-        Ok(info)
+        Ok(Some(info))
+    }
+
+    fn record_bytes_max(&self, topic: &str) -> Option<usize> {
+        self.limits.record_bytes.get(topic).map(|limit| limit.saturating_sub(transactions::RECORD_OVERHEAD))
     }
 
     fn assign(&mut self, assignment: Assignment) -> Result<InputId, LogError> {
@@ -307,12 +306,19 @@ impl Log for KafkaLog {
             )));
         }
         let internal = self.limits.internal.contains_key(&topic);
-        self.ends.add(&topic, partition.0);
-        self.assigned_ends.push(end);
-        self.inputs.assign(assignment, internal)
+        let id = self.inputs.assign(assignment, internal)?;
+        self.ends.add(id.0, &topic, partition.0);
+        self.assigned_ends.insert(id, end);
+        Ok(id)
     }
 
-    fn poll(&mut self, wanted: &dyn Fn(InputId) -> bool, max: usize) -> Result<Option<Fetch<'_>>, LogError> {
+    fn unassign(&mut self, input: InputId) -> Result<(), LogError> {
+        self.ends.remove(input.0);
+        self.assigned_ends.remove(&input);
+        self.inputs.unassign(input)
+    }
+
+    fn poll(&mut self, wanted: Wanted<'_>, max: usize) -> Result<Option<Fetch<'_>>, LogError> {
         // The lane has started: nobody asks the administrator any more.
         self.admin = None;
         if let Some(transactions) = &mut self.transactions {
@@ -326,7 +332,7 @@ impl Log for KafkaLog {
         let head_timestamp_ms = self.inputs.head_timestamp_ms(input, known.offset)?;
         let bounded = self.config.until_end && !self.inputs.input(input).internal;
         Ok(End {
-            offset: Offset(if bounded { self.assigned_ends[input.0] } else { known.offset }),
+            offset: Offset(if bounded { self.assigned_ends[&input] } else { known.offset }),
             as_of_ms: known.as_of_ms,
             ended: bounded,
             head_timestamp_ms,
@@ -367,16 +373,20 @@ impl Log for KafkaLog {
         Ok(())
     }
 
+    fn changelog_range(&mut self, topic: &str, partition: Partition) -> Result<Range<Offset>, LogError> {
+        // The brokers end a transaction that has timed out when they next look.
+        let open_ms_max = 2 * u64::from(self.config.transaction_timeout_ms) + BROKERS_LOOK_MS;
+        changelog::range(self.client(), topic, partition, open_ms_max)
+    }
+
     fn read_changelog(
         &mut self,
         topic: &str,
         partition: Partition,
-        from: Offset,
+        range: Range<Offset>,
         visit: &mut dyn FnMut(Record<'_>) -> anyhow::Result<()>,
-    ) -> anyhow::Result<Offset> {
-        // The brokers end a transaction that has timed out when they next look.
-        let open_ms_max = 2 * u64::from(self.config.transaction_timeout_ms) + BROKERS_LOOK_MS;
-        changelog::read(self.client(), (topic, partition), from, open_ms_max, visit)
+    ) -> anyhow::Result<()> {
+        changelog::read(self.client(), (topic, partition), range, visit)
     }
 
     fn trim(&mut self, topic: &str, partition: Partition, before: Offset) -> Result<(), LogError> {

@@ -32,7 +32,7 @@ mod topics;
 pub mod wait;
 
 pub use broker::Signal;
-pub use records::{Message, Record};
+pub use records::{Message, Record, Writer};
 
 use broker::{Broker, Jvm};
 use guard::Guard;

@@ -12,7 +12,7 @@ use rdkafka::producer::{BaseRecord, Producer, ProducerContext, ThreadedProducer}
 use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{ClientContext, Offset, TopicPartitionList};
 
-use crate::{DEADLINE, Kafka, random};
+use crate::{DEADLINE, Kafka, random, wait};
 
 /// A record to write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -84,19 +84,32 @@ impl ProducerContext for FirstFailure {
     }
 }
 
-impl Kafka {
+/// Writes records, as often as is wanted.
+pub struct Writer(ThreadedProducer<FirstFailure>);
+
+impl Writer {
     /// Writes records in order and returns once all replicas in sync have them.
     pub fn produce(&self, topic: &str, messages: impl IntoIterator<Item = Message>) -> anyhow::Result<()> {
-        let mut config = self.config();
-        config.set("enable.idempotence", "true").set("linger.ms", "5").set("compression.type", "lz4");
-        let producer: ThreadedProducer<FirstFailure> =
-            config.create_with_context(FirstFailure::default()).context("make a producer")?;
         for message in messages {
-            send(&producer, topic, &message)?;
+            send(&self.0, topic, &message)?;
         }
-        producer.flush(DEADLINE).context("flush")?;
-        let first = producer.context().0.lock().ok().and_then(|mut first| first.take());
+        // `flush` itself has a floor of 100 ms.
+        wait::until("records to be delivered", DEADLINE, || Ok(self.0.in_flight_count() == 0))?;
+        let first = self.0.context().0.lock().ok().and_then(|mut first| first.take());
         first.map_or(Ok(()), |error| Err(error).context("deliver a record"))
+    }
+}
+
+impl Kafka {
+    pub fn writer(&self) -> anyhow::Result<Writer> {
+        let mut config = self.config();
+        config.set("enable.idempotence", "true").set("linger.ms", "1").set("compression.type", "lz4");
+        Ok(Writer(config.create_with_context(FirstFailure::default()).context("make a producer")?))
+    }
+
+    /// Writes records in order and returns once all replicas in sync have them.
+    pub fn produce(&self, topic: &str, messages: impl IntoIterator<Item = Message>) -> anyhow::Result<()> {
+        self.writer()?.produce(topic, messages)
     }
 
     /// All records of a topic that a `read_committed` reader sees now, by partition and offset. Transaction markers and

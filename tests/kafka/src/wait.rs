@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 
 /// Another process tells nothing when it changes, so it is looked at so often.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Returns once `condition` holds. Fails when it fails, or when `deadline` has passed; `what` names it then.
 pub fn until(

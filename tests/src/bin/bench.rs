@@ -116,10 +116,11 @@ fn run(plan: &Plan, dir: &Path) -> anyhow::Result<()> {
         commit_interval_ms: plan.commit_interval_ms,
         batch_records: BATCH,
         waiting_rows_max: WAITING_ROWS_MAX,
-        cache_bytes: 256 << 20,
-        write_buffer_bytes: 256 << 20,
+        budget: StateBudget::new(256 << 20, 256 << 20),
+        isolate: false,
+        epoch_timeout_ms: None,
     };
-    let mut engine = Engine::start(plan, log, config, Arc::new(Metrics::new()?))?;
+    let mut engine = Engine::start(Arc::new(plan.clone()), log, config, Arc::new(Metrics::new()?))?;
     engine.run(&AtomicBool::new(false))?;
     Ok(())
 }

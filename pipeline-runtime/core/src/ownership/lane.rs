@@ -196,6 +196,16 @@ impl Lane {
         self.tasks.iter().filter(|(_, task)| task.phase == Phase::Running).map(|(id, _)| id)
     }
 
+    /// True when no task is here, nor on its way here or away.
+    pub fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
+    /// True when every task that is here runs.
+    pub fn settled(&self) -> bool {
+        self.own == OwnId::Sound && self.tasks.values().all(|task| task.phase == Phase::Running)
+    }
+
     pub fn on(&mut self, event: Event) -> Vec<Action> {
         if self.own != OwnId::Exited {
             self.take(event);

@@ -170,6 +170,12 @@ impl ControlLog {
         self.highest
     }
 
+    /// The newest plan under which anything was ever claimed.
+    pub fn newest_plan(&self) -> Option<PlanStamp> {
+        let claims = self.tasks.values().flat_map(|log| &log.claims);
+        claims.map(|claim| claim.plan).max_by_key(|plan| plan.plan)
+    }
+
     /// What the log knows about a topic that the pipeline made (I6).
     pub fn created(&self, topic: &str) -> Option<&Created> {
         self.created.get(topic)

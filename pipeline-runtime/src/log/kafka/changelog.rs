@@ -1,6 +1,7 @@
-//! Reads a changelog partition, or any other, to its end.
+//! Reads a changelog partition, or any other; and finds its end.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,46 +24,50 @@ const SILENCE_MS: u64 = 60_000;
 /// An open transaction is looked at so often.
 const OPEN_LOOK_MS: u64 = 20;
 /// Markers move the position without a signal of their own, so it is looked at so often.
-const LOOK_MS: u64 = 100;
+const LOOK_MS: u64 = 5;
 
-/// Visits the records from `from` to the end, which it returns.
-///
-/// Nothing may be open there: whoever reads a changelog has taken its writer's id, or has read the release that names
-/// the writer's last epoch. So an open transaction is one whose markers are on their way (Kafka answers a commit before
-/// they are in every partition), and it is waited for. One that stays open is an error: going on without it would do
-/// its epoch a second time.
+/// Visits the records of a range, whose end must have been stable.
 pub fn read(
     client: &Arc<Client>,
     (topic, partition): (&str, Partition),
-    from: Offset,
-    open_ms_max: u64,
+    range: Range<Offset>,
     visit: &mut dyn FnMut(Record<'_>) -> anyhow::Result<()>,
-) -> anyhow::Result<Offset> {
-    let end = stable_end(client, topic, partition, open_ms_max)?;
-    let first = lookup::offset(client, topic, partition.0, Spec::Earliest)?;
-    if from.0 > 0 && from.0 < first {
-        // Deletes may have been among what is gone: going on from the first record would be a wrong answer.
-        return Err(LogError::OffsetGone { topic: topic.to_owned(), partition, offset: from }.into());
-    }
-    let next = from.0.max(first);
-    if next >= end {
-        return Ok(Offset(next));
+) -> anyhow::Result<()> {
+    if range.is_empty() {
+        return Ok(());
     }
     let waker = Arc::new(Waker::default());
     let mut reading = Reading {
         client,
         topic,
         partition: partition.0,
-        queue: open(client, topic, partition.0, next, &waker)?,
-        next,
-        end,
+        queue: open(client, topic, partition.0, range.start.0, &waker)?,
+        next: range.start.0,
+        end: range.end.0,
     };
     let result = reading.run(&waker, visit);
     drop(reading);
     let mut list = TopicPartitionList::with_capacity(1);
     list.add_partition(topic, partition.0);
     client.unassign(&list).map_err(|e| fault("end a read", &e.to_string(), false))?;
-    result.map(|()| Offset(end))
+    result
+}
+
+/// What a partition holds, once nothing is open in it.
+///
+/// Whoever asks this of a changelog has taken its writer's id, or has read the release that names the writer's last
+/// epoch. So an open transaction is one whose markers are on their way (Kafka answers a commit before they are in every
+/// partition), and it is waited for. One that stays open is an error: going on without it would do its epoch a second
+/// time.
+pub fn range(
+    client: &Arc<Client>,
+    topic: &str,
+    partition: Partition,
+    open_ms_max: u64,
+) -> Result<Range<Offset>, LogError> {
+    let end = stable_end(client, topic, partition, open_ms_max)?;
+    let first = lookup::offset(client, topic, partition.0, Spec::Earliest)?;
+    Ok(Offset(first)..Offset(end))
 }
 
 /// The end of a partition in which nothing is open.

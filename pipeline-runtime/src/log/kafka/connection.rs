@@ -120,6 +120,17 @@ impl Connection {
         config
     }
 
+    /// A producer of single records that have to be in, and are waited for.
+    pub(super) fn appender(&self, timeout_ms: u64) -> ClientConfig {
+        let mut config = self.client();
+        config
+            .set("enable.idempotence", "true")
+            .set("acks", "all")
+            .set("linger.ms", "0")
+            .set("delivery.timeout.ms", timeout_ms.to_string());
+        config
+    }
+
     /// A lane's transactional producer. `batch_bytes` is what the smallest limit among its topics allows.
     pub(super) fn producer(&self, transactional_id: &str, timeout_ms: u32, batch_bytes: usize) -> ClientConfig {
         let mut config = self.client();

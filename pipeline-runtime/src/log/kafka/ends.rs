@@ -38,9 +38,21 @@ struct Asked {
 }
 
 impl Ends {
-    pub fn add(&mut self, topic: &str, partition: i32) {
-        self.inputs.entry((topic.to_owned(), partition)).or_default().push(self.known.len());
-        self.known.push(None);
+    pub fn add(&mut self, input: usize, topic: &str, partition: i32) {
+        self.inputs.entry((topic.to_owned(), partition)).or_default().push(input);
+        if self.known.len() <= input {
+            self.known.resize(input + 1, None);
+        }
+        self.known[input] = None;
+    }
+
+    /// An input that is not read any more. An answer that is on its way could be taken for one about its successor.
+    pub fn remove(&mut self, input: usize) {
+        self.inputs.values_mut().for_each(|inputs| inputs.retain(|i| *i != input));
+        self.inputs.retain(|_, inputs| !inputs.is_empty());
+        self.known[input] = None;
+        self.asked = None;
+        self.tag += 1;
     }
 
     pub fn of(&self, input: usize) -> Option<KnownEnd> {

@@ -19,7 +19,7 @@ use super::native::message::Message;
 use super::native::queue::{PartitionQueue, Waker};
 use super::native::{Client, Event, Kind};
 use super::{fault, passing};
-use crate::log::{Assignment, Fetch, Header, InputId, LogError, Record};
+use crate::log::{Assignment, Fetch, Header, InputId, LogError, Record, Wanted};
 use millrace_core::ids::Offset;
 
 /// An input that had something is read after it was passed over so often, whatever its timestamps.
@@ -52,7 +52,8 @@ pub struct Inputs {
     group: String,
     /// One consumer reads a partition once; a second input of the same partition needs a second consumer.
     consumers: Vec<Consumer>,
-    inputs: Vec<Input>,
+    /// `None`: not assigned any more.
+    inputs: Vec<Option<Input>>,
     waker: Arc<Waker>,
     /// The messages of the last fetch, alive until the next one.
     held: Vec<Message>,
@@ -91,11 +92,11 @@ impl Inputs {
     }
 
     pub fn input(&self, input: InputId) -> &Input {
-        &self.inputs[input.0]
+        self.inputs[input.0].as_ref().expect("the input is assigned")
     }
 
     pub fn all_mut(&mut self) -> impl Iterator<Item = &mut Input> {
-        self.inputs.iter_mut()
+        self.inputs.iter_mut().flatten()
     }
 
     /// Begins to read a partition.
@@ -112,7 +113,12 @@ impl Inputs {
         let client = &self.consumers[consumer].client;
         let queue = open(client, &assignment.topic, assignment.partition.0, next, &self.waker)?;
         self.consumers[consumer].assigned.insert(key);
-        self.inputs.push(Input {
+        let free = self.inputs.iter().position(Option::is_none);
+        let id = free.unwrap_or_else(|| {
+            self.inputs.push(None);
+            self.inputs.len() - 1
+        });
+        self.inputs[id] = Some(Input {
             assignment,
             internal,
             consumer,
@@ -123,45 +129,67 @@ impl Inputs {
             passed_over: 0,
             copied: next,
         });
-        Ok(InputId(self.inputs.len() - 1))
+        Ok(InputId(id))
+    }
+
+    /// Stops to read a partition. What was fetched ahead is dropped.
+    pub fn unassign(&mut self, input: InputId) -> Result<(), LogError> {
+        self.held.clear();
+        let Some(Input { assignment: Assignment { topic, partition, .. }, consumer, .. }) = self.inputs[input.0].take()
+        else {
+            return Ok(());
+        };
+        let consumer = &mut self.consumers[consumer];
+        let mut list = TopicPartitionList::with_capacity(1);
+        list.add_partition(&topic, partition.0);
+        let what = || format!("stop to read partition {partition} of topic '{topic}'");
+        consumer.client.unassign(&list).map_err(|e| fault(&what(), &e.to_string(), e.retriable))?;
+        consumer.assigned.remove(&(topic, partition.0));
+        Ok(())
     }
 
     /// The next records of one input.
-    pub fn poll(&mut self, wanted: &dyn Fn(InputId) -> bool, max: usize) -> Result<Option<Fetch<'_>>, LogError> {
+    pub fn poll(&mut self, wanted: Wanted<'_>, max: usize) -> Result<Option<Fetch<'_>>, LogError> {
         self.held.clear();
         self.serve_events()?;
-        let mut chosen: Option<(i64, u32, usize)> = None;
+        let mut chosen: Option<((i64, u32, usize), Offset)> = None;
         for (index, input) in self.inputs.iter_mut().enumerate() {
-            if !wanted(InputId(index)) {
-                continue;
-            }
+            let Some(input) = input else { continue };
+            let Some(below) = wanted(InputId(index)) else { continue };
             input.fill(max)?;
-            let Some(head) = input.head() else { continue };
+            let Some(head) = input.head(below) else { continue };
             let candidate = (head, input.assignment.rank, index);
             input.passed_over += 1;
-            if chosen.is_none_or(|best| candidate < best) {
-                chosen = Some(candidate);
+            if chosen.is_none_or(|(best, _)| candidate < best) {
+                chosen = Some((candidate, below));
             }
         }
-        let Some((_, _, index)) = chosen else { return Ok(None) };
-        Ok(Some(self.take(index, max)))
+        let Some(((_, _, index), below)) = chosen else { return Ok(None) };
+        Ok(self.take(index, below, max))
     }
 
-    fn take(&mut self, index: usize, max: usize) -> Fetch<'_> {
-        let input = &mut self.inputs[index];
+    fn take(&mut self, index: usize, below: Offset, max: usize) -> Option<Fetch<'_>> {
+        let input = self.inputs[index].as_mut()?;
         input.passed_over = 0;
-        self.held.extend(input.buffer.drain(..max.min(input.buffer.len())));
-        input.next = match self.held.last() {
-            Some(last) if !input.buffer.is_empty() => last.offset() + 1,
-            _ => input.position,
+        let max = max.min(input.buffer.len());
+        let count = if below.0 >= input.position {
+            max
+        } else {
+            input.buffer.iter().take(max).take_while(|m| m.offset() < below.0).count()
+        };
+        self.held.extend(input.buffer.drain(..count));
+        input.next = match (self.held.last(), input.buffer.is_empty()) {
+            (_, true) => input.position,
+            (Some(last), false) => last.offset() + 1,
+            (None, false) => input.next,
         };
         let next = input.next;
-        Fetch { input: InputId(index), records: records(&self.held, &mut self.headers), next: Offset(next) }
+        Some(Fetch { input: InputId(index), records: records(&self.held, &mut self.headers), next: Offset(next) })
     }
 
     /// Timestamp of the next record of an input, if it is known and has one; `end` is where the input ends.
     pub fn head_timestamp_ms(&mut self, input: InputId, end: i64) -> Result<Option<i64>, LogError> {
-        let input = &mut self.inputs[input.0];
+        let Some(input) = &mut self.inputs[input.0] else { return Ok(None) };
         input.fill(1)?;
         if input.buffer.is_empty() && input.position < end {
             // Perhaps only markers lie before the end. The library counts them when they leave its queue.
@@ -270,12 +298,13 @@ impl Input {
         Ok(())
     }
 
-    /// What the choice goes by. `None`: there is nothing to give.
-    fn head(&self) -> Option<i64> {
+    /// What the choice goes by. `None`: there is nothing to give below the offset.
+    fn head(&self, below: Offset) -> Option<i64> {
         match self.buffer.front() {
-            _ if self.passed_over >= PASSED_OVER_MAX => (self.position > self.next).then_some(i64::MIN),
-            Some(_) if self.internal => Some(i64::MIN),
+            Some(message) if message.offset() >= below.0 => None,
+            Some(_) if self.internal || self.passed_over >= PASSED_OVER_MAX => Some(i64::MIN),
             Some(message) => Some(message.timestamp_ms().unwrap_or(i64::MIN)),
+            // Only markers and gaps lie before the position.
             None => (self.position > self.next).then_some(i64::MIN),
         }
     }

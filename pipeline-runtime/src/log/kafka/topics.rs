@@ -6,6 +6,7 @@ use futures_executor::block_on;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::ConsumerContext;
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaErrorCode;
 
@@ -48,6 +49,8 @@ impl ClientContext for Logged {
     }
 }
 
+impl ConsumerContext for Logged {}
+
 /// The administrator's client, which lives while a lane starts.
 pub struct Admin {
     client: AdminClient<Logged>,
@@ -55,14 +58,7 @@ pub struct Admin {
 
 impl Admin {
     pub fn connect(config: &rdkafka::ClientConfig) -> Result<Self, LogError> {
-        // The wrapper's text would show the value of a setting that is wrong, which may be a secret.
-        let client = config.create_with_context(Logged).map_err(|error| match error {
-            KafkaError::ClientConfig(_, description, key, _) => {
-                LogError::User(format!("connect to Kafka: setting {key}: {description}"))
-            }
-            other => fault("connect to Kafka", &other.to_string(), false),
-        })?;
-        Ok(Self { client })
+        Ok(Self { client: config.create_with_context(Logged).map_err(client_error)? })
     }
 
     /// The largest record that each topic takes, in bytes. A topic whose configuration may not be read has the
@@ -131,7 +127,7 @@ fn settings(kind: InternalKind, replicas: i32) -> Vec<(&'static str, String)> {
     ];
     match kind {
         // Never trimmed, and the last marker is never compacted away: it is the last record of its key.
-        InternalKind::Changelog => settings
+        InternalKind::Changelog | InternalKind::Control => settings
             .extend([("cleanup.policy", "compact".to_owned()), ("delete.retention.ms", TOMBSTONES_MS.to_string())]),
         // Deleted behind its reader, by us.
         InternalKind::Repartition => settings.extend([
@@ -143,10 +139,27 @@ fn settings(kind: InternalKind, replicas: i32) -> Vec<(&'static str, String)> {
     settings
 }
 
+/// The wrapper's own text would show the value of a setting that is wrong, which may be a secret.
+pub fn client_error(error: KafkaError) -> LogError {
+    match error {
+        KafkaError::ClientConfig(_, description, key, _) => {
+            LogError::User(format!("connect to Kafka: setting {key}: {description}"))
+        }
+        other => fault("connect to Kafka", &other.to_string(), false),
+    }
+}
+
+/// One of our topics is missing, and we are not to make it.
+pub fn required(name: &str, partitions: i32) -> LogError {
+    LogError::User(format!(
+        "internal topic '{name}' does not exist, and spec.kafka.internal.creation is RequireExisting: create it with {partitions} partitions"
+    ))
+}
+
 /// The command that creates a topic of the user's.
 pub fn creating_command(topic: &str, bootstrap_servers: &str) -> String {
     format!(
-        "kafka-topics.sh --bootstrap-server {bootstrap_servers} --create --topic {topic} --partitions <as many as tasks you want>"
+        "create it, as with `kafka-topics.sh --bootstrap-server {bootstrap_servers} --create --topic {topic} --partitions <one for each task that you want>`"
     )
 }
 

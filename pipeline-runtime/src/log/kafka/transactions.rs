@@ -30,7 +30,7 @@ const GRACE_MS: u64 = 2_000;
 /// How long a lane waits for room in the library's buffers.
 const ROOM_MS: u64 = 30_000;
 /// Bytes of a record besides key, value and headers, at most.
-const RECORD_OVERHEAD: usize = 100;
+pub const RECORD_OVERHEAD: usize = 100;
 
 /// Offsets of one group.
 pub type GroupOffsets = (GroupMetadata, TopicPartitionList);

@@ -1,0 +1,330 @@
+//! A lane under the ownership protocol: what [`ownership::Lane`] decides, done against Kafka.
+//!
+//! The core says what to do, in order; the engine runs the tasks that the core let run. Events go in, actions come out,
+//! and nothing here decides anything but when to try again.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
+
+use millrace_core::control::{Change, Incarnation, LaneId, PlanStamp};
+use millrace_core::ids::{Epoch, Generation, Offset, TaskId};
+use millrace_core::ownership::{self, Action, Event, ExitReason, Rules, StopReason};
+
+use crate::clock;
+use crate::engine::build::Known;
+use crate::engine::{Engine, EngineError, Step, chain};
+use crate::log::kafka::control::ControlTopic;
+use crate::log::kafka::{Fence, KafkaLog};
+use crate::log::{Log, LogError};
+
+/// How long a task waits for its last owner's release before it is taken without one.
+const HAND_OVER_MS: u64 = 5_000;
+/// How long a lane waits for another one to fence a third.
+const FENCE_MS: u64 = 10_000;
+/// How often the control log is looked at while nothing waits for it.
+const FOLLOW_MS: u64 = 50;
+/// How often records that nobody needs any more are removed from the control log.
+const COMPACT_MS: u64 = 60_000;
+/// Pause before something is tried again that failed in passing.
+const RETRY_MS: u64 = 200;
+/// Pause before a changelog is read again whose marker is on its way.
+const MARKER_MS: u64 = 10;
+
+/// An assignment as a lane sees it.
+#[derive(Clone, Debug)]
+pub struct Share {
+    pub generation: Generation,
+    pub tasks: Vec<TaskId>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum LaneError {
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error(transparent)]
+    Log(#[from] LogError),
+    #[error(
+        "another process runs as lane {0} of this pipeline and is newer: two processes must not have the same worker number; this one ends"
+    )]
+    NewerIncarnation(LaneId),
+    /// What stopped each task.
+    #[error("no task is left in lane {lane}: {}", .reasons.join("; "))]
+    NoTaskLeft { lane: LaneId, reasons: Vec<String> },
+}
+
+/// Who a lane is.
+pub struct Identity {
+    pub prefix: String,
+    pub lane: LaneId,
+    pub incarnation: Incarnation,
+    pub plan: PlanStamp,
+    /// Without tasks it stays, since an operator may give it some.
+    pub managed: bool,
+}
+
+pub struct Lane {
+    identity: Identity,
+    core: ownership::Lane,
+    engine: Engine<KafkaLog>,
+    control: ControlTopic,
+    queue: VecDeque<Action>,
+    /// What is to be done at a time, steady milliseconds.
+    later: Vec<(u64, Then)>,
+    fence: Option<Fence>,
+    shares: Receiver<Share>,
+    /// Every task that was assigned runs.
+    ready: Arc<AtomicBool>,
+    assigned: bool,
+    reasons: Vec<String>,
+    last_follow_ms: u64,
+}
+
+enum Then {
+    Do(Action),
+    Tell(Event),
+}
+
+impl Lane {
+    pub fn new(
+        identity: Identity,
+        engine: Engine<KafkaLog>,
+        control: ControlTopic,
+        shares: Receiver<Share>,
+        ready: Arc<AtomicBool>,
+    ) -> Self {
+        let core = ownership::Lane::new(identity.lane, identity.incarnation, identity.plan, Rules::ALL);
+        Self {
+            identity,
+            core,
+            engine,
+            control,
+            queue: VecDeque::new(),
+            later: Vec::new(),
+            fence: None,
+            shares,
+            ready,
+            assigned: false,
+            reasons: Vec::new(),
+            last_follow_ms: 0,
+        }
+    }
+
+    /// Runs until it is told to stop and has released everything, or cannot go on.
+    pub fn run(&mut self, stop: &AtomicBool) -> Result<(), LaneError> {
+        let mut leaving = false;
+        self.then(COMPACT_MS, Then::Tell(Event::Compact));
+        self.tell(Event::Started);
+        loop {
+            if stop.load(Ordering::Relaxed) && !leaving {
+                leaving = true;
+                self.tell(Event::Leave);
+            }
+            self.hear()?;
+            while let Some(action) = self.queue.pop_front() {
+                if let Action::Exit(reason) = action {
+                    return self.exit(reason);
+                }
+                self.act(action)?;
+            }
+            self.ready.store(self.assigned && self.core.settled(), Ordering::Relaxed);
+            if self.assigned && self.core.is_empty() && !leaving && !self.identity.managed {
+                let reasons = std::mem::take(&mut self.reasons);
+                return Err(LaneError::NoTaskLeft { lane: self.identity.lane, reasons });
+            }
+            self.step()?;
+        }
+    }
+
+    fn exit(&self, reason: ExitReason) -> Result<(), LaneError> {
+        match reason {
+            ExitReason::Left => Ok(()),
+            ExitReason::NewerIncarnation => Err(LaneError::NewerIncarnation(self.identity.lane)),
+        }
+    }
+
+    fn step(&mut self) -> Result<(), LaneError> {
+        match self.engine.step()? {
+            Step::Busy => {}
+            Step::Committed => self.tell(Event::Committed),
+            Step::Idle(ms) => {
+                let now = clock::steady_ms();
+                let next = self.later.iter().map(|(at, _)| at.saturating_sub(now)).min().unwrap_or(ms);
+                self.engine.log().wait(ms.min(next).clamp(1, FOLLOW_MS));
+            }
+            Step::Finished => self.engine.log().wait(FOLLOW_MS),
+            Step::Lost(error) => {
+                tracing::warn!(lane = %self.identity.lane, error = chain(&error), "the producer is lost; its id is taken anew");
+                // Whatever the engine still had to answer is void, and the core asks again.
+                let void =
+                    |action: &Action| matches!(action, Action::ReadTail { .. } | Action::Run(_) | Action::Finish(_));
+                self.queue.retain(|action| !void(action));
+                self.later.retain(|(_, then)| !matches!(then, Then::Do(action) if void(action)));
+                self.tell(Event::Lost);
+            }
+        }
+        for (task, last) in self.engine.take_finished()? {
+            self.tell(Event::Finished { task, last });
+        }
+        for (task, committed) in self.engine.take_failed() {
+            self.queue.retain(|action| *action != Action::Finish(task.clone()));
+            self.tell(Event::Failed { task, committed });
+        }
+        for (task, error) in self.engine.take_faults() {
+            self.reasons.push(format!("{task}: {}", chain(&error)));
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, event: Event) {
+        let actions = self.core.on(event);
+        if let Some(exit @ Action::Exit(_)) = actions.last() {
+            self.queue.clear();
+            self.queue.push_back(exit.clone());
+            return;
+        }
+        self.queue.extend(actions);
+    }
+
+    fn then(&mut self, ms: u64, then: Then) {
+        self.later.push((clock::steady_ms() + ms, then));
+    }
+
+    /// Takes in what has happened outside.
+    fn hear(&mut self) -> Result<(), LaneError> {
+        while let Ok(Share { generation, tasks }) = self.shares.try_recv() {
+            self.assigned = true;
+            self.tell(Event::Assigned { generation, tasks });
+        }
+        let now = clock::steady_ms();
+        let (due, later) = std::mem::take(&mut self.later).into_iter().partition(|(at, _)| *at <= now);
+        self.later = later;
+        for (_, then) in Vec::from_iter::<Vec<(u64, Then)>>(due) {
+            match then {
+                Then::Do(action) => self.queue.push_back(action),
+                Then::Tell(Event::Compact) => {
+                    self.then(COMPACT_MS, Then::Tell(Event::Compact));
+                    self.tell(Event::Compact);
+                }
+                Then::Tell(event) => self.tell(event),
+            }
+        }
+        if let Some(fence) = &self.fence {
+            match fence.outcome() {
+                None => {}
+                Some(Ok(())) => {
+                    let lane = fence.lane;
+                    self.fence = None;
+                    self.tell(Event::Fenced(lane));
+                }
+                Some(Err(error)) => {
+                    let lane = fence.lane;
+                    self.fence = None;
+                    tracing::warn!(%lane, error = chain(&error), "fencing has failed and is tried again");
+                    self.then(RETRY_MS, Then::Do(Action::Fence(lane)));
+                }
+            }
+        }
+        if now.saturating_sub(self.last_follow_ms) >= FOLLOW_MS {
+            self.last_follow_ms = now;
+            let entries = self.control.read()?;
+            self.read(entries);
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, entries: Vec<(Offset, Change)>) {
+        if !entries.is_empty() {
+            self.tell(Event::Read { entries, next: self.control.next() });
+        }
+    }
+
+    fn act(&mut self, action: Action) -> Result<(), LaneError> {
+        tracing::debug!(lane = %self.identity.lane, ?action);
+        match action {
+            Action::Initialise => match self.engine.log().initialise() {
+                Ok(()) => self.tell(Event::Initialised),
+                Err(error) if error.passes() => {
+                    tracing::warn!(error = chain(&error), "the transactional id is not taken yet");
+                    self.then(RETRY_MS, Then::Do(Action::Initialise));
+                }
+                Err(error) => return Err(error.into()),
+            },
+            Action::Append(change) => {
+                let position = self.control.append(&change)?;
+                self.tell(Event::Appended { change, position });
+            }
+            Action::ReadControlTo(position) => {
+                let entries = self.control.read_to(position)?;
+                // Even with nothing new it is told how far the log was read.
+                self.tell(Event::Read { entries, next: self.control.next() });
+            }
+            Action::AwaitRelease(task) => self.then(HAND_OVER_MS, Then::Tell(Event::HandOverOverdue(task))),
+            Action::AwaitFence(lane) => self.then(FENCE_MS, Then::Tell(Event::FenceOverdue(lane))),
+            Action::Fence(lane) => {
+                tracing::warn!(%lane, "fencing a lane that has not released its tasks");
+                let id = transactional_id(&self.identity.prefix, lane);
+                self.fence = Some(self.engine.log().fence(lane, &id)?);
+            }
+            Action::ReadTail { task, needed } => self.read_tail(task, needed)?,
+            Action::Run(claim) => match self.engine.run_task(&claim.task, claim.generation) {
+                Ok(()) => {}
+                Err(error) if error.passes() => {
+                    tracing::warn!(task = %claim.task, error = chain(&error), "the task does not run yet");
+                    self.then(RETRY_MS, Then::Do(Action::Run(claim)));
+                }
+                Err(error) => return Err(error.into()),
+            },
+            Action::Finish(task) => self.engine.finish(&task),
+            Action::Stop { task, reason } => self.stop(&task, &reason),
+            // The loop takes it.
+            Action::Exit(_) => {}
+        }
+        Ok(())
+    }
+
+    fn read_tail(&mut self, task: TaskId, needed: Epoch) -> Result<(), LaneError> {
+        let changelog = self.engine.names().changelog(&task.stage);
+        let known = Known { created: self.core.log().created(&changelog), needed };
+        match self.engine.restore(&task, Some(known)) {
+            Ok(last) if last < needed => {
+                tracing::debug!(%task, %last, %needed, "a marker is on its way");
+                self.then(MARKER_MS, Then::Do(Action::ReadTail { task, needed }));
+            }
+            Ok(last) => self.tell(Event::TailRead { task, last }),
+            Err(error) if error.passes() => {
+                tracing::warn!(%task, error = chain(&error), "the task's state is not restored yet");
+                self.then(RETRY_MS, Then::Do(Action::ReadTail { task, needed }));
+            }
+            Err(error) => {
+                tracing::error!(%task, error = chain(&error), "the task's state cannot be restored");
+                self.reasons.push(format!("{task}: {}", chain(&error)));
+                self.tell(Event::TailRefused(task));
+            }
+        }
+        Ok(())
+    }
+
+    fn stop(&mut self, task: &TaskId, reason: &StopReason) {
+        let why = match reason {
+            StopReason::NewerClaim(claim) => {
+                format!("lane {} has claimed it in generation {}", claim.lane, claim.generation)
+            }
+            StopReason::NewerPlan(plan) => format!("it runs under the newer plan {}", plan.plan),
+            StopReason::ClaimGone => "its claim was removed".to_owned(),
+            // It was said when it was found.
+            StopReason::Changelog => String::new(),
+        };
+        self.engine.forget(task);
+        if !why.is_empty() {
+            tracing::warn!(%task, why, "task is given up");
+            self.reasons.push(format!("{task}: {why}"));
+        }
+    }
+}
+
+/// The id under which a lane's producer writes.
+pub fn transactional_id(prefix: &str, lane: LaneId) -> String {
+    format!("{prefix}-{lane}")
+}

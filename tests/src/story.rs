@@ -1,0 +1,398 @@
+//! A pipeline under load on a real Kafka: a generator that writes orders and changes of customers while the test does
+//! things to the workers and the brokers, and a naive model that knows what must come of it.
+//!
+//! A change is acknowledged before any order with an event time at or after it is written. So the answer does not depend
+//! on when anything arrives, nor on what happened to the job.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use millrace_core::plan::Partitioner;
+use millrace_kafka_harness::{Kafka, Message, wait};
+use serde_json::{Value, json};
+
+use crate::scratch;
+
+/// How long anything may take that happens within seconds on a quiet machine.
+pub const DEADLINE: Duration = Duration::from_secs(120);
+const CUSTOMERS: u64 = 50;
+/// Orders that are written at once, behind some changes.
+const BATCH: usize = 25;
+
+/// How the pipeline joins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// `temporalJoin` where both sides are partitioned alike: one stage.
+    Aligned,
+    /// `temporalJoin` behind two repartitions: two stages.
+    Repartitioned,
+}
+
+impl Shape {
+    fn keys(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Aligned => ("key: {columns: [customer], format: {type: String}}", "String"),
+            Self::Repartitioned => ("", "Json"),
+        }
+    }
+}
+
+/// Numbers that are the same in every run (xorshift64).
+#[derive(Clone, Debug)]
+pub struct Numbers(pub u64);
+
+impl Numbers {
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
+/// One pipeline with topics of its own.
+pub struct Story {
+    kafka: &'static Kafka,
+    pub name: String,
+    shape: Shape,
+    partitions: i32,
+    dir: tempfile::TempDir,
+    /// Rows that must come out, by what was written so far.
+    expected: Arc<Mutex<Vec<String>>>,
+    generator: Option<Generator>,
+}
+
+struct Generator {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<anyhow::Result<()>>,
+}
+
+impl Story {
+    /// Makes the topics and the pipeline's file.
+    pub fn new(kafka: &'static Kafka, name: &str, shape: Shape, partitions: i32) -> anyhow::Result<Self> {
+        let story = Self {
+            kafka,
+            name: name.to_owned(),
+            shape,
+            partitions,
+            dir: scratch()?,
+            expected: Arc::default(),
+            generator: None,
+        };
+        for topic in ["orders", "customers", "out"] {
+            kafka.create_topic(&story.topic(topic), partitions, &[])?;
+        }
+        std::fs::write(story.file(), story.yaml(&kafka.bootstrap_servers())).context("write the pipeline")?;
+        Ok(story)
+    }
+
+    pub fn topic(&self, what: &str) -> String {
+        format!("{}-{what}", self.name)
+    }
+
+    /// The pipeline's file.
+    pub fn file(&self) -> PathBuf {
+        self.dir.path().join("pipeline.yaml")
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The pipeline, as it reaches Kafka by `bootstrap_servers`.
+    pub fn yaml(&self, bootstrap_servers: &str) -> String {
+        let Self { name, .. } = self;
+        let (order_key, table_key) = self.shape.keys();
+        let replication = self.kafka.brokers();
+        format!(
+            r#"
+apiVersion: millrace.dev/v1alpha1
+kind: Pipeline
+metadata: {{name: {name}, namespace: test}}
+spec:
+  kafka: {{bootstrapServers: "{bootstrap_servers}", internal: {{replicationFactor: {replication}}}}}
+  sources:
+    - name: orders
+      kafka: {{topic: {name}-orders}}
+      {order_key}
+      format: {{type: Json}}
+      columns:
+        - {{name: id, type: BIGINT}}
+        - {{name: customer, type: BIGINT}}
+        - {{name: time, type: TIMESTAMP(3)}}
+      eventTime: {{column: time, maxOutOfOrderness: 0s}}
+    - name: customers
+      kafka: {{topic: {name}-customers}}
+      key: {{columns: [customer], format: {{type: {table_key}}}}}
+      format: {{type: Json}}
+      columns:
+        - {{name: customer, type: BIGINT}}
+        - {{name: name, type: STRING}}
+        - {{name: since, type: TIMESTAMP(3)}}
+      table: {{primaryKey: [customer], versions: {{retention: 7d}}}}
+      eventTime: {{column: since}}
+  steps:
+    - name: joined
+      from: orders
+      temporalJoin:
+        table: customers
+        joinType: Left
+        keys: [{{left: customer, right: customer}}]
+        select: [id, name]
+  sinks:
+    - name: out
+      from: joined
+      kafka: {{topic: {name}-out}}
+      format: {{type: Json}}
+"#
+        )
+    }
+
+    /// Begins to write, without an end.
+    pub fn generate(&mut self, seed: u64) {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (kafka, expected, told) = (self.kafka, Arc::clone(&self.expected), Arc::clone(&stop));
+        let (orders, customers) = (self.topic("orders"), self.topic("customers"));
+        let (partitions, aligned) = (self.partitions, self.shape == Shape::Aligned);
+        let by_key = move |customer: u64| Partitioner::Murmur2.partition(customer.to_string().as_bytes(), partitions).0;
+        #[expect(clippy::disallowed_methods, reason = "joined by `finish`")]
+        let thread = std::thread::spawn(move || {
+            let writer = kafka.writer()?;
+            let mut numbers = Numbers(seed);
+            let mut names: Vec<Option<String>> = vec![None; CUSTOMERS as usize + 2];
+            let (mut time, mut id) = (1_i64, 0_u64);
+            while !told.load(Ordering::Relaxed) {
+                let changes: Vec<Message> = (0..numbers.below(4))
+                    .map(|i| {
+                        time += 1;
+                        let customer = numbers.below(CUSTOMERS);
+                        let name = (numbers.below(8) > 0).then(|| format!("name {time} {i}"));
+                        let value =
+                            name.as_ref().map(|name| json!({"customer": customer, "name": name, "since": time}));
+                        names[customer as usize] = name;
+                        Message {
+                            partition: Some(by_key(customer)),
+                            timestamp_ms: Some(time),
+                            key: Some(customer.to_string().into_bytes()),
+                            value: value.map(|value| value.to_string().into_bytes()),
+                        }
+                    })
+                    .collect();
+                writer.produce(&customers, changes)?;
+                let (mut batch, mut rows) = (Vec::new(), Vec::new());
+                for _ in 0..BATCH {
+                    time += 1;
+                    let customer = numbers.below(CUSTOMERS + 2);
+                    let partition = if aligned { by_key(customer) } else { (id % partitions as u64) as i32 };
+                    let order = json!({"id": id, "customer": customer, "time": time}).to_string();
+                    batch.push(Message::new(customer.to_string(), order).on(partition).at(time));
+                    rows.push(json!({"id": id, "name": names[customer as usize]}).to_string());
+                    id += 1;
+                }
+                // Counted before it is written, so that a row is never seen before it is expected.
+                expected.lock().expect("no test panics with the lock").extend(rows);
+                writer.produce(&orders, batch)?;
+            }
+            Ok(())
+        });
+        self.generator = Some(Generator { stop, thread });
+    }
+
+    /// Rows that must come out of what was written so far.
+    pub fn written(&self) -> usize {
+        self.expected.lock().expect("no test panics with the lock").len()
+    }
+
+    /// Waits until so many more orders were written.
+    pub fn wait_written(&self, more: usize) -> anyhow::Result<()> {
+        let goal = self.written() + more;
+        wait::until("orders to be written", DEADLINE, || Ok(self.written() >= goal))
+    }
+
+    /// Ends the generator.
+    pub fn stop_generating(&mut self) -> anyhow::Result<()> {
+        let Some(Generator { stop, thread }) = self.generator.take() else { return Ok(()) };
+        stop.store(true, Ordering::Relaxed);
+        thread.join().map_err(|_| anyhow::anyhow!("the generator panicked"))?
+    }
+
+    /// Rows that a `read_committed` reader sees.
+    pub fn rows(&self) -> anyhow::Result<Vec<String>> {
+        let records = self.kafka.read_committed(&self.topic("out"))?;
+        let value = |r: &millrace_kafka_harness::Record| -> anyhow::Result<String> {
+            let value: Value = serde_json::from_slice(r.value.as_deref().unwrap_or_default())?;
+            Ok(value.to_string())
+        };
+        records.iter().map(value).collect()
+    }
+
+    /// Waits until so many rows can be seen.
+    pub fn wait_rows(&self, count: usize) -> anyhow::Result<()> {
+        let mut seen = 0;
+        wait::until("rows to come out", DEADLINE, || {
+            seen = self.rows()?.len();
+            Ok(seen >= count)
+        })
+        .with_context(|| format!("{seen} of {count} rows have come out"))
+    }
+
+    /// Waits until every row is there, and more: what is there must be the model's answer, each row once.
+    pub fn check(&self) -> anyhow::Result<()> {
+        self.wait_rows(self.written())?;
+        let (mut rows, mut expected) = (self.rows()?, self.expected.lock().expect("no test panics").clone());
+        rows.sort();
+        expected.sort();
+        let wrong = rows.iter().zip(&expected).find(|(row, expected)| row != expected);
+        ensure!(
+            rows == expected,
+            "{} rows came out and {} were expected; the first that differs: {wrong:?}",
+            rows.len(),
+            expected.len()
+        );
+        Ok(())
+    }
+
+    /// Starts a worker with a state folder `state`, which may have been another's.
+    pub fn worker(&self, state: &str, more: &[&str]) -> anyhow::Result<Worker> {
+        Worker::start(&self.file(), &self.dir.path().join(state), more)
+    }
+}
+
+impl Drop for Story {
+    fn drop(&mut self) {
+        if let Some(generator) = &self.generator {
+            generator.stop.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A `millrace run` in a process of its own. It is killed when it is dropped.
+pub struct Worker {
+    child: Child,
+    log: PathBuf,
+    pub metrics: String,
+}
+
+impl Worker {
+    pub fn start(pipeline: &Path, state: &Path, more: &[&str]) -> anyhow::Result<Self> {
+        std::fs::create_dir_all(state).context("make the state folder")?;
+        let log = tempfile::NamedTempFile::new_in(pipeline.parent().context("the file is in a folder")?)?;
+        let (file, log) = log.keep().context("keep the log")?;
+        let child = Command::new(millrace()?)
+            .args(["--log-level", "info", "run", "--metrics", "127.0.0.1:0", "-f"])
+            .arg(pipeline)
+            .arg("--state")
+            .arg(state)
+            .args(more)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::options().append(true).open(&log).context("open the log")?)
+            .spawn()
+            .context("start millrace")?;
+        drop(file);
+        let mut worker = Self { child, log, metrics: String::new() };
+        let mut address = None;
+        wait::until("the worker to serve metrics", DEADLINE, || {
+            let log = worker.log();
+            address = log.split("address=").nth(1).and_then(|rest| rest.split_whitespace().next()).map(str::to_owned);
+            if address.is_none() && worker.child.try_wait()?.is_some() {
+                bail!("the worker ended: {log}");
+            }
+            Ok(address.is_some())
+        })?;
+        worker.metrics = address.unwrap_or_default();
+        Ok(worker)
+    }
+
+    /// All that it has logged.
+    pub fn log(&self) -> String {
+        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+        // Colours are for people.
+        let mut plain = String::new();
+        let mut parts = text.split('\u{1b}');
+        plain.push_str(parts.next().unwrap_or_default());
+        parts.for_each(|part| plain.push_str(part.split_once('m').map_or("", |(_, rest)| rest)));
+        plain
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// SIGKILL, and waits for the end.
+    pub fn kill(mut self) -> anyhow::Result<()> {
+        self.child.kill().context("kill the worker")?;
+        self.child.wait().context("wait for the worker")?;
+        Ok(())
+    }
+
+    pub fn signal(&self, signal: &str) -> anyhow::Result<()> {
+        let status = Command::new("kill").args([&format!("-{signal}"), &self.pid().to_string()]).status()?;
+        ensure!(status.success(), "kill -{signal} failed");
+        Ok(())
+    }
+
+    /// Waits for the end by itself.
+    pub fn wait(&mut self) -> anyhow::Result<ExitStatus> {
+        let mut status = None;
+        wait::until("the worker to end", DEADLINE, || {
+            status = self.child.try_wait()?;
+            Ok(status.is_some())
+        })
+        .with_context(|| self.log())?;
+        status.context("it has ended")
+    }
+
+    /// SIGTERM, and waits for a clean end.
+    pub fn stop(mut self) -> anyhow::Result<()> {
+        self.signal("TERM")?;
+        let status = self.wait()?;
+        ensure!(status.success(), "the worker ended with {status}: {}", self.log());
+        Ok(())
+    }
+
+    /// Waits until every task of the worker runs.
+    pub fn wait_ready(&mut self) -> anyhow::Result<()> {
+        wait::until("the worker to be ready", DEADLINE, || {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("the worker ended with {status}");
+            }
+            Ok(http(&self.metrics, "/readyz").is_ok_and(|(status, _)| status == 200))
+        })
+        .with_context(|| self.log())
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// Status and body of a GET.
+pub fn http(address: &str, path: &str) -> anyhow::Result<(u16, String)> {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(DEADLINE))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    let status = text.split_whitespace().nth(1).and_then(|s| s.parse().ok()).context("read the status")?;
+    let body = text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default();
+    Ok((status, body))
+}
+
+/// The program, which the build puts beside the tests.
+fn millrace() -> anyhow::Result<PathBuf> {
+    let test = std::env::current_exe().context("find this test")?;
+    let built = test.ancestors().map(|dir| dir.join("millrace")).find(|path| path.is_file());
+    built.context("millrace is not built: run `make build`")
+}
