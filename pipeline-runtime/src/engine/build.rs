@@ -40,6 +40,10 @@ pub enum BuildError {
     State { task: TaskId, source: StateError },
     #[error("restore task {task}")]
     Changelog { task: TaskId, source: ChangelogError },
+    #[error(
+        "the state of task {task} was written by another version of the pipeline, whose steps kept other things: go back to that one, or give the pipeline another spec.kafka.internal.prefix to begin anew"
+    )]
+    OtherState { task: TaskId },
     #[error("restore task {task} from its changelog: {text}")]
     Restore { task: TaskId, text: String },
     #[error("step '{step}': bind an expression of the plan")]
@@ -225,6 +229,11 @@ impl Builder {
         if local.next < range.end {
             replay.apply(local.next.max(range.start)..range.end, &mut local.state)?;
             local = Local::of(id, local.state)?;
+        }
+        // On files the plan that wrote the state lies beside it, and was compared already.
+        let other = |marker: &Marker| marker.state_fingerprint != self.plan.state_fingerprint;
+        if known.is_some() && local.marker.as_ref().is_some_and(other) {
+            return Err(BuildError::OtherState { task: id.clone() });
         }
         let last = local.epoch().unwrap_or_default();
         Ok(Restored { state: local.state, marker: local.marker, last, level: true })
