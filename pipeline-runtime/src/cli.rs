@@ -16,6 +16,8 @@ mod run;
 mod test;
 mod validate;
 
+pub use test::differences;
+
 const FAILED: u8 = 1;
 const MISTAKES: u8 = 2;
 

@@ -1,14 +1,18 @@
 //! The same runs on a real broker: a pipeline over topics that are written first, through any number of deaths.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Context;
+use millrace_core::ids::{Offset, Partition};
 use millrace_core::plan::Plan;
 use millrace_kafka_harness::{Kafka, Message, Record};
 use millrace_runtime::engine::EngineConfig;
+use millrace_runtime::log::file::{FileLog, FileLogConfig};
 use millrace_runtime::log::kafka::connection::Connection;
 use millrace_runtime::log::kafka::{InternalTopics, KafkaLog, KafkaLogConfig, TRIM_EVERY_MS};
+use millrace_runtime::log::{Assignment, Header, Log, Outbox};
 use millrace_runtime::state::StateBudget;
 use serde_json::{Value, json};
 
@@ -35,13 +39,83 @@ pub fn log_config(kafka: &Kafka, plan: &Plan) -> KafkaLogConfig {
     }
 }
 
-/// Runs a pipeline over topics to their end, through every fault of `ride`. The topics get names of their own, so that
-/// many runs share a cluster; the outcome has those of the plan.
-pub fn ride_on_kafka(kafka: &Kafka, plan: &Plan, topics: &Topics, ride: &Ride) -> anyhow::Result<Outcome> {
+/// Many runs share a cluster: the topics of each get names of their own.
+fn own_names() -> impl Fn(&str) -> String {
     static RUNS: AtomicU64 = AtomicU64::new(0);
     let run = RUNS.fetch_add(1, Ordering::Relaxed);
-    let name = |topic: &str| format!("run{run}-{topic}");
-    let own = renamed(plan, &name, format!("run{run}"));
+    move |topic: &str| format!("run{run}-{topic}")
+}
+
+/// Runs a case of an example: its input goes to topics, and what comes out is compared with what it expects, by the
+/// rules of `millrace test`. Returns the differences.
+pub fn run_case(kafka: &Kafka, plan: &Plan, case: &Path) -> anyhow::Result<Vec<String>> {
+    let (name, dir) = (own_names(), scratch()?);
+    let file_log = |topics: PathBuf, state: &str| {
+        let (out, state) = (Some(dir.path().join("out")), dir.path().join(state));
+        FileLog::open(FileLogConfig { topics, out, state, follow: false, missing_is_empty: true })
+    };
+    // The embedded log reads and writes the files, so that both logs see the same records.
+    let mut input = file_log(case.join("input"), "input")?;
+    for source in &plan.sources {
+        let partitions = input.topic(&source.topic)?.map_or(1, |info| info.partitions);
+        kafka.create_topic(&name(&source.topic), partitions, &[])?;
+        for partition in (0..partitions).map(Partition) {
+            let messages = read_all(&mut input, &source.topic, partition)?;
+            kafka.produce(&name(&source.topic), messages)?;
+        }
+    }
+    let outputs: Vec<String> = plan.sinks.iter().map(|s| s.topic.clone()).chain(plan.dead_letter.clone()).collect();
+    for topic in &outputs {
+        // The embedded log writes to one partition.
+        kafka.create_topic(&name(topic), 1, &[])?;
+    }
+    live(kafka, &renamed(plan, &name, name("own")), &Ride::smooth())?;
+    let mut output = file_log(dir.path().to_owned(), "output")?;
+    let mut outbox = Outbox::default();
+    for topic in &outputs {
+        output.open_output(topic)?;
+        let index = outbox.topic_index(topic);
+        for record in kafka.read_committed(&name(topic))? {
+            // The headers of dead letters name topics.
+            let own = |value: Vec<u8>| {
+                plan.sources
+                    .iter()
+                    .find(|s| name(&s.topic).as_bytes() == value)
+                    .map_or(value.clone(), |s| s.topic.clone().into_bytes())
+            };
+            let headers = record.headers.into_iter().map(|(name, value)| Header { name, value: own(value) }).collect();
+            let (key, value) = (record.key.as_deref(), record.value.as_deref());
+            outbox.push(index, Partition(record.partition), record.timestamp_ms, key, value, headers);
+        }
+    }
+    output.send(&mut outbox)?;
+    output.commit()?;
+    millrace_runtime::cli::differences(plan, case, &dir.path().join("out"))
+}
+
+/// All records of one partition of a file's topic.
+fn read_all(log: &mut FileLog, topic: &str, partition: Partition) -> anyhow::Result<Vec<Message>> {
+    let (next, group) = (Offset(0), String::new());
+    let input = log.assign(Assignment { topic: topic.to_owned(), partition, next, rank: 0, group })?;
+    let mut messages = Vec::new();
+    while let Some(fetch) = log.poll(&|id| (id == input).then_some(Offset(i64::MAX)), usize::MAX)? {
+        messages.extend(fetch.records.iter().map(|record| Message {
+            partition: Some(partition.0),
+            timestamp_ms: record.timestamp_ms,
+            key: record.key.map(<[u8]>::to_vec),
+            value: record.value.map(<[u8]>::to_vec),
+            headers: record.headers.iter().map(|h| (h.name.clone(), h.value.clone())).collect(),
+        }));
+    }
+    log.unassign(input)?;
+    Ok(messages)
+}
+
+/// Runs a pipeline over topics to their end, through every fault of `ride`. The outcome has the topics' names of the
+/// plan.
+pub fn ride_on_kafka(kafka: &Kafka, plan: &Plan, topics: &Topics, ride: &Ride) -> anyhow::Result<Outcome> {
+    let name = own_names();
+    let own = renamed(plan, &name, name("own"));
     for (topic, records) in topics {
         let partitions = records.iter().map(|r| r.partition + 1).max().unwrap_or(1);
         kafka.create_topic(&name(topic), partitions, &[])?;
@@ -102,6 +176,7 @@ fn message(record: &Rec) -> Message {
         timestamp_ms: record.timestamp,
         key: record.key.as_ref().map(|k| k.clone().into_bytes()),
         value: record.value.as_ref().map(|v| v.clone().into_bytes()),
+        headers: Vec::new(),
     }
 }
 

@@ -181,6 +181,7 @@ spec:
                             timestamp_ms: Some(time),
                             key: Some(customer.to_string().into_bytes()),
                             value: value.map(|value| value.to_string().into_bytes()),
+                            headers: Vec::new(),
                         }
                     })
                     .collect();

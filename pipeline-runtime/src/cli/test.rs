@@ -118,17 +118,26 @@ fn run_case(plan: &Plan, case: &Path, update: bool) -> anyhow::Result<Vec<String
         missing_is_empty: true,
     };
     run::local(&Arc::new(plan.clone()), files, None, &AtomicBool::new(false))?;
-    let outputs = plan.sinks.iter().map(|s| &s.topic).chain(&plan.dead_letter);
-    let mut differences = unknown_topics(plan, case)?;
-    for topic in outputs {
-        let actual = records(&out.join(format!("{topic}.jsonl")))?;
-        let expected_file = case.join("expected").join(format!("{topic}.jsonl"));
-        let expected = records(&expected_file)?;
-        if update {
-            write_expected(&expected_file, &expected, &actual)?;
-        } else {
-            differences.extend(compare(topic, &expected, &actual));
+    if update {
+        for topic in outputs(plan) {
+            let expected_file = case.join("expected").join(format!("{topic}.jsonl"));
+            let actual = records(&out.join(format!("{topic}.jsonl")))?;
+            write_expected(&expected_file, &records(&expected_file)?, &actual)?;
         }
+    }
+    differences(plan, case, &out)
+}
+
+fn outputs(plan: &Plan) -> impl Iterator<Item = &String> {
+    plan.sinks.iter().map(|s| &s.topic).chain(&plan.dead_letter)
+}
+
+/// How the topics in the folder `out` differ from what a case expects.
+pub fn differences(plan: &Plan, case: &Path, out: &Path) -> anyhow::Result<Vec<String>> {
+    let mut differences = unknown_topics(plan, case)?;
+    for topic in outputs(plan) {
+        let file = format!("{topic}.jsonl");
+        differences.extend(compare(topic, &records(&case.join("expected").join(&file))?, &records(&out.join(&file))?));
     }
     Ok(differences)
 }
@@ -136,7 +145,7 @@ fn run_case(plan: &Plan, case: &Path, update: bool) -> anyhow::Result<Vec<String
 /// A file in a case that belongs to no topic of the pipeline is a slip that would otherwise pass in silence.
 fn unknown_topics(plan: &Plan, case: &Path) -> anyhow::Result<Vec<String>> {
     let sources: Vec<&String> = plan.sources.iter().map(|s| &s.topic).collect();
-    let outputs: Vec<&String> = plan.sinks.iter().map(|s| &s.topic).chain(&plan.dead_letter).collect();
+    let outputs: Vec<&String> = outputs(plan).collect();
     let mut unknown = Vec::new();
     for (folder, topics) in [("input", sources), ("expected", outputs)] {
         let dir = case.join(folder);

@@ -7,7 +7,7 @@ use anyhow::{Context, ensure};
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
-use rdkafka::message::{BorrowedMessage, DeliveryResult, Headers, Message as _};
+use rdkafka::message::{BorrowedMessage, DeliveryResult, Header, Headers, Message as _, OwnedHeaders};
 use rdkafka::producer::{BaseRecord, Producer, ProducerContext, ThreadedProducer};
 use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{ClientContext, Offset, TopicPartitionList};
@@ -23,6 +23,7 @@ pub struct Message {
     pub key: Option<Vec<u8>>,
     /// `None`: a tombstone.
     pub value: Option<Vec<u8>>,
+    pub headers: Vec<(String, Vec<u8>)>,
 }
 
 impl Message {
@@ -52,7 +53,7 @@ pub struct Record {
 
 impl From<&BorrowedMessage<'_>> for Record {
     fn from(message: &BorrowedMessage<'_>) -> Self {
-        let header = |h: rdkafka::message::Header<'_, &[u8]>| (h.key.to_owned(), h.value.unwrap_or(&[]).to_vec());
+        let header = |h: Header<'_, &[u8]>| (h.key.to_owned(), h.value.unwrap_or(&[]).to_vec());
         Self {
             partition: message.partition(),
             offset: message.offset(),
@@ -173,6 +174,12 @@ fn send(producer: &ThreadedProducer<FirstFailure>, topic: &str, message: &Messag
     record.timestamp = message.timestamp_ms;
     record.key = message.key.as_deref();
     record.payload = message.value.as_deref();
+    if !message.headers.is_empty() {
+        let add = |headers: OwnedHeaders, (key, value): &(String, Vec<u8>)| {
+            headers.insert(Header { key, value: Some(value) })
+        };
+        record.headers = Some(message.headers.iter().fold(OwnedHeaders::new(), add));
+    }
     loop {
         match producer.send(record) {
             Ok(()) => return Ok(()),
