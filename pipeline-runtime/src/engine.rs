@@ -317,10 +317,18 @@ impl<L: Log> Engine<L> {
         let resumed = task.resume(now(), &mut self.outbox);
         resumed.map_err(|error| of(&task.id, error))?;
         self.metrics.totals(&task);
+        self.metrics.running(&task.id, true);
+        self.lag_unknown(&task);
         self.tasks[slot] = Some(task);
         // What it waits for is looked up at once.
         self.last_tick_ms = 0;
         Ok(())
+    }
+
+    fn lag_unknown(&self, task: &Task) {
+        for input in task.inputs.iter().filter(|i| matches!(i.reader, task::Reader::Source(_))) {
+            self.metrics.lag(&task.id, input, None, 0);
+        }
     }
 
     /// The task reads no more, and leaves once what it has in the open epoch is committed.
@@ -340,6 +348,7 @@ impl<L: Log> Engine<L> {
                     Some(last) => {
                         let task = self.take_out(slot)?;
                         task.iter().try_for_each(flush)?;
+                        self.metrics.forget(&id);
                         Some(last)
                     }
                     None => None,
@@ -359,6 +368,7 @@ impl<L: Log> Engine<L> {
         self.restored.remove(id);
         self.states.remove(id);
         self.stopped.remove(id);
+        self.metrics.forget(id);
     }
 
     /// Tasks that were stopped by a fault of their own.
@@ -377,9 +387,7 @@ impl<L: Log> Engine<L> {
                 self.log.unassign(InputId(id))?;
             }
         }
-        let task = self.tasks[slot].take();
-        task.iter().for_each(|task| self.metrics.forget(task));
-        Ok(task)
+        Ok(self.tasks[slot].take())
     }
 
     /// Runs until `stop` is set or everything has ended.
@@ -482,6 +490,7 @@ impl<L: Log> Engine<L> {
                 for slot in 0..self.tasks.len() {
                     if let Some(mut task) = self.take_out(slot)? {
                         task.state.discard();
+                        self.lag_unknown(&task);
                         self.states.insert(task.id, task.state);
                     }
                 }
@@ -497,6 +506,8 @@ impl<L: Log> Engine<L> {
             && let Some(task) = self.take_out(slot)?
         {
             self.stopped.insert(id.clone(), task.committed());
+            self.lag_unknown(&task);
+            self.metrics.running(id, false);
         }
         self.faults.push((id.clone(), error));
         Ok(())
@@ -597,7 +608,7 @@ impl<L: Log> Engine<L> {
             let input = &task.inputs[route.input];
             if matches!(input.reader, task::Reader::Source(_)) {
                 let end = self.log.end(InputId(id))?;
-                self.metrics.lag(&task.id, input, end, clock::now_ms());
+                self.metrics.lag(&task.id, input, Some(end), clock::now_ms());
                 ends[route.slot].push((route.input, end));
             }
         }

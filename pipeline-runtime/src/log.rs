@@ -66,6 +66,16 @@ pub struct End {
     pub ended: bool,
     /// Timestamp of the record at the read position, if there is one.
     pub head_timestamp_ms: Option<i64>,
+    /// What somebody's open transaction hides behind the end.
+    pub hidden: Hidden,
+}
+
+/// Records that are there and that an open transaction keeps from every `read_committed` reader.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hidden {
+    pub records: i64,
+    /// For how long the same transaction has done so.
+    pub for_ms: u64,
 }
 
 /// What a log knows of a topic.

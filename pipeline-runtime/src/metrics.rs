@@ -1,11 +1,12 @@
 //! What a worker tells Prometheus. Counters are the totals that the epoch markers hold: they go on where they stood
 //! after a restart, and show committed work only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
 use millrace_core::event_time::{WATERMARK_MAX, WATERMARK_MIN};
 use millrace_core::ids::TaskId;
+use millrace_core::lag::{self, Lag, Seen};
 use millrace_core::totals::DropReason;
 use prometheus::core::Collector;
 use prometheus::{Encoder, GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
@@ -28,9 +29,30 @@ pub struct Metrics {
     lag_records: IntGaugeVec,
     lag_seconds: GaugeVec,
     lag_known: IntGaugeVec,
+    hidden_records: IntGaugeVec,
+    hidden_seconds: GaugeVec,
+    task_running: IntGaugeVec,
     watermark: GaugeVec,
-    /// Counters can only be raised: what was published, by series.
-    published: Mutex<BTreeMap<Vec<String>, u64>>,
+    published: Mutex<BTreeMap<TaskId, Published>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Counter {
+    Epochs,
+    In,
+    Out,
+    Late,
+    Future,
+    Dropped,
+}
+
+/// What was published of a task.
+#[derive(Default)]
+struct Published {
+    /// Counters can only be raised: their values, by labels.
+    counters: BTreeMap<(Counter, Vec<String>), u64>,
+    /// The steps and inputs that gauges tell of.
+    gauges: BTreeSet<String>,
 }
 
 impl Metrics {
@@ -79,6 +101,24 @@ impl Metrics {
                 source,
             )?,
             lag_known: gauge(&registry, "millrace_source_lag_known", "1 when the lag is known, else 0", source)?,
+            hidden_records: gauge(
+                &registry,
+                "millrace_source_blocked_records",
+                "Records that somebody's open transaction keeps from being read; they are no lag",
+                source,
+            )?,
+            hidden_seconds: float_gauge(
+                &registry,
+                "millrace_source_blocked_seconds",
+                "For how long the same open transaction has done so",
+                source,
+            )?,
+            task_running: gauge(
+                &registry,
+                "millrace_task_running",
+                "1 for a task that runs here, 0 for one that was stopped by a fault of its own",
+                &["stage", "partition"],
+            )?,
             watermark: float_gauge(
                 &registry,
                 "millrace_watermark_seconds",
@@ -90,30 +130,38 @@ impl Metrics {
         })
     }
 
+    /// Publishes whether a task runs here.
+    pub fn running(&self, task: &TaskId, runs: bool) {
+        self.task_running.with_label_values(&[&task.stage, &task.partition.to_string()]).set(i64::from(runs));
+    }
+
     /// Publishes the committed totals of a task.
     pub fn totals(&self, task: &Task) {
         let partition = task.id.partition.to_string();
         let mut published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut raise = |counter: &IntCounterVec, name: &str, labels: &[&str], value: u64| {
-            let series = std::iter::once(name).chain(labels.iter().copied()).map(str::to_owned).collect();
-            let before = published.entry(series).or_default();
-            counter.with_label_values(labels).inc_by(value.saturating_sub(*before));
+        let Published { counters, gauges } = published.entry(task.id.clone()).or_default();
+        let mut raise = |counter: Counter, labels: &[&str], value: u64| {
+            let series = (counter, labels.iter().map(|label| (*label).to_owned()).collect());
+            let before = counters.entry(series).or_default();
+            self.counter(counter).with_label_values(labels).inc_by(value.saturating_sub(*before));
             *before = value;
         };
         let stage = task.id.stage.as_str();
-        raise(&self.epochs, "epochs", &[stage, &partition], task.epoch.0);
+        raise(Counter::Epochs, &[stage, &partition], task.epoch.0);
         for (step, totals) in task.totals() {
             let labels = [stage, &partition, &step];
-            raise(&self.rows_in, "in", &labels, totals.rows_in);
-            raise(&self.rows_out, "out", &labels, totals.rows_out);
-            raise(&self.joined_late, "late", &labels, totals.joined_late);
-            raise(&self.future, "future", &labels, totals.future);
+            raise(Counter::In, &labels, totals.rows_in);
+            raise(Counter::Out, &labels, totals.rows_out);
+            raise(Counter::Late, &labels, totals.joined_late);
+            raise(Counter::Future, &labels, totals.future);
             for reason in DropReason::ALL {
                 let rows = totals.dropped.get(&reason).copied().unwrap_or(0);
-                raise(&self.dropped, "dropped", &[stage, &partition, &step, reason.name()], rows);
+                raise(Counter::Dropped, &[stage, &partition, &step, reason.name()], rows);
             }
             self.waiting.with_label_values(&labels).set(totals.waiting as i64);
+            gauges.insert(step);
         }
+        gauges.extend(task.inputs.iter().map(|input| input.name.clone()));
         for input in &task.inputs {
             let labels = [stage, &partition, &input.name];
             match input.clock.watermark() {
@@ -124,52 +172,61 @@ impl Metrics {
     }
 
     /// A task has left: what is known of it belongs to somebody else now.
-    pub fn forget(&self, task: &Task) {
-        let partition = task.id.partition.to_string();
-        let stage = task.id.stage.as_str();
+    pub fn forget(&self, task: &TaskId) {
         let mut published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut forget = |counter: &IntCounterVec, name: &str, labels: &[&str]| {
-            let series: Vec<String> = std::iter::once(name).chain(labels.iter().copied()).map(str::to_owned).collect();
-            if published.remove(&series).is_some() {
-                gone(counter.remove_label_values(labels));
-            }
-        };
-        forget(&self.epochs, "epochs", &[stage, &partition]);
-        for (step, _) in task.totals() {
-            let labels = [stage, &partition, &step];
-            forget(&self.rows_in, "in", &labels);
-            forget(&self.rows_out, "out", &labels);
-            forget(&self.joined_late, "late", &labels);
-            forget(&self.future, "future", &labels);
-            for reason in DropReason::ALL {
-                forget(&self.dropped, "dropped", &[stage, &partition, &step, reason.name()]);
-            }
-            gone(self.waiting.remove_label_values(&labels));
+        let Some(Published { counters, gauges }) = published.remove(task) else { return };
+        for (name, labels) in counters.into_keys() {
+            let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
+            gone(self.counter(name).remove_label_values(&labels));
         }
-        for input in &task.inputs {
-            gone(self.watermark.remove_label_values(&[stage, &partition, &input.name]));
-            let labels = [input.name.as_str(), &partition];
+        let (stage, partition) = (task.stage.as_str(), &task.partition.to_string());
+        gone(self.task_running.remove_label_values(&[stage, partition]));
+        for name in &gauges {
+            gone(self.waiting.remove_label_values(&[stage, partition, name]));
+            gone(self.watermark.remove_label_values(&[stage, partition, name]));
+            let labels = [name.as_str(), partition];
             gone(self.lag_records.remove_label_values(&labels));
             gone(self.lag_seconds.remove_label_values(&labels));
             gone(self.lag_known.remove_label_values(&labels));
+            gone(self.hidden_records.remove_label_values(&labels));
+            gone(self.hidden_seconds.remove_label_values(&labels));
         }
     }
 
-    /// Publishes how far a source partition is behind.
-    pub fn lag(&self, task: &TaskId, input: &TaskInput, end: End, now_ms: i64) {
+    fn counter(&self, counter: Counter) -> &IntCounterVec {
+        match counter {
+            Counter::Epochs => &self.epochs,
+            Counter::In => &self.rows_in,
+            Counter::Out => &self.rows_out,
+            Counter::Late => &self.joined_late,
+            Counter::Future => &self.future,
+            Counter::Dropped => &self.dropped,
+        }
+    }
+
+    /// Publishes how far a source partition is behind; `None`: its end was not looked up yet.
+    pub fn lag(&self, task: &TaskId, input: &TaskInput, end: Option<End>, now_ms: i64) {
         let labels = [input.name.as_str(), &task.partition.to_string()];
-        let records = (end.offset.0 - input.next.0).max(0);
-        self.lag_records.with_label_values(&labels).set(records);
-        let age_ms = end.head_timestamp_ms.map(|t| (now_ms - t).max(0));
-        match (records, age_ms) {
-            (0, _) => self.lag_seconds.with_label_values(&labels).set(0.0),
-            (_, Some(age)) => self.lag_seconds.with_label_values(&labels).set(age as f64 / MILLIS_PER_SECOND),
-            // The record has no timestamp: unknown is absent, not a number.
-            (_, None) => {
+        let lag = end.and_then(|end| {
+            let End { offset, as_of_ms, head_timestamp_ms, .. } = end;
+            let seen = Seen { next: input.next, end: offset, end_as_of_ms: as_of_ms, head_timestamp_ms };
+            lag::lag(seen, now_ms)
+        });
+        self.lag_known.with_label_values(&labels).set(i64::from(lag.is_some()));
+        match lag {
+            Some(Lag { records, age_ms }) => {
+                self.lag_records.with_label_values(&labels).set(records);
+                self.lag_seconds.with_label_values(&labels).set(age_ms as f64 / MILLIS_PER_SECOND);
+            }
+            // Unknown is absent, not a number.
+            None => {
+                gone(self.lag_records.remove_label_values(&labels));
                 gone(self.lag_seconds.remove_label_values(&labels));
             }
         }
-        self.lag_known.with_label_values(&labels).set(i64::from(records == 0 || age_ms.is_some()));
+        let hidden = end.map(|end| end.hidden).unwrap_or_default();
+        self.hidden_records.with_label_values(&labels).set(hidden.records);
+        self.hidden_seconds.with_label_values(&labels).set(hidden.for_ms as f64 / MILLIS_PER_SECOND);
     }
 
     /// The text form, for a scrape.

@@ -86,7 +86,8 @@ pub fn run(
     share(&lanes, &assignment);
     let (mut stopping_since, mut last_look_ms) = (None, clock::steady_ms());
     let mut outcome = Ok(());
-    while !lanes.is_empty() {
+    // Without a task a worker that somebody else assigns to stands by.
+    while !lanes.is_empty() || config.assignment.is_some() && !stop.load(Ordering::Relaxed) {
         clock::pause_ms(LOOK_MS);
         let now = clock::steady_ms();
         for index in (0..lanes.len()).rev() {

@@ -8,6 +8,7 @@ pub mod control;
 pub mod epoch;
 pub mod event_time;
 pub mod ids;
+pub mod lag;
 pub mod marker;
 pub mod ownership;
 pub mod partitioner;

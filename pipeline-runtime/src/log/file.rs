@@ -19,7 +19,8 @@ use millrace_core::plan::StartFrom;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Assignment, CommitError, End, Fetch, InputId, InternalKind, Log, LogError, Outbox, Record, TopicInfo, Wanted,
+    Assignment, CommitError, End, Fetch, Hidden, InputId, InternalKind, Log, LogError, Outbox, Record, TopicInfo,
+    Wanted,
 };
 use crate::clock;
 
@@ -348,11 +349,18 @@ impl Log for FileLog {
                     as_of_ms,
                     ended,
                     head_timestamp_ms: file.timestamp(partition, next),
+                    hidden: Hidden::default(),
                 })
             }
             Input::Internal { topic, partition, .. } => {
                 let offset = self.internal[topic][partition.0 as usize].visible_end();
-                Ok(End { offset: Offset(offset), as_of_ms, ended: false, head_timestamp_ms: None })
+                Ok(End {
+                    offset: Offset(offset),
+                    as_of_ms,
+                    ended: false,
+                    head_timestamp_ms: None,
+                    hidden: Hidden::default(),
+                })
             }
         }
     }

@@ -144,14 +144,6 @@ impl KafkaLog {
         self.client().cluster_id(CLUSTER_ID_MS)
     }
 
-    /// Records that are replicated and that an open transaction hides: somebody's, perhaps our own.
-    pub fn hidden_behind_transaction(&self, input: InputId) -> Result<i64, LogError> {
-        let Assignment { topic, partition, .. } = &self.inputs.input(input).assignment;
-        let high = lookup::offset(self.client(), topic, partition.0, Spec::HighWatermark)?;
-        let stable = lookup::offset(self.client(), topic, partition.0, Spec::LastStable)?;
-        Ok((high - stable).max(0))
-    }
-
     fn admin(&mut self) -> Result<&Admin, LogError> {
         if self.admin.is_none() {
             self.admin = Some(Admin::connect(&self.config.connection.client())?);
@@ -336,6 +328,7 @@ impl Log for KafkaLog {
             as_of_ms: known.as_of_ms,
             ended: bounded,
             head_timestamp_ms,
+            hidden: self.ends.hidden(input.0, self.inputs.high_watermark(input)),
         })
     }
 

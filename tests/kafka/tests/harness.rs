@@ -20,6 +20,7 @@ fn check(records: &[Record]) {
         timestamp_ms: r.timestamp_ms,
         key: r.key.clone(),
         value: r.value.clone(),
+        headers: Vec::new(),
     });
     assert!(read.eq(written), "{} records were read", records.len());
 }

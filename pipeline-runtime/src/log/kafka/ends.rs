@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use super::native::admin::PartitionOffset;
 use crate::clock;
+use crate::log::Hidden;
 
 /// A look-up begins so long after the one before. Each costs a request to every broker that leads an input.
 const EVERY_MS: u64 = 25;
@@ -23,6 +24,8 @@ pub struct KnownEnd {
 #[derive(Default)]
 pub struct Ends {
     known: Vec<Option<KnownEnd>>,
+    /// Ends behind which something is hidden, and since when.
+    hiding: BTreeMap<usize, (i64, u64)>,
     /// Inputs of a partition: two stages may read the same one.
     inputs: BTreeMap<(String, i32), Vec<usize>>,
     asked: Option<Asked>,
@@ -51,12 +54,29 @@ impl Ends {
         self.inputs.values_mut().for_each(|inputs| inputs.retain(|i| *i != input));
         self.inputs.retain(|_, inputs| !inputs.is_empty());
         self.known[input] = None;
+        self.hiding.remove(&input);
         self.asked = None;
         self.tag += 1;
     }
 
     pub fn of(&self, input: usize) -> Option<KnownEnd> {
         self.known[input]
+    }
+
+    /// What lies between an input's end and its high watermark, which may be younger.
+    pub fn hidden(&mut self, input: usize, high_watermark: Option<i64>) -> Hidden {
+        let end = self.known[input].map(|known| known.offset);
+        let records = end.zip(high_watermark).map_or(0, |(end, high)| (high - end).max(0));
+        let Some(end) = end.filter(|_| records > 0) else {
+            self.hiding.remove(&input);
+            return Hidden::default();
+        };
+        let now = clock::steady_ms();
+        let hiding = self.hiding.entry(input).or_insert((end, now));
+        if hiding.0 != end {
+            *hiding = (end, now);
+        }
+        Hidden { records, for_ms: now - hiding.1 }
     }
 
     /// The partitions to ask for and the look-up's tag, if it is time to ask. Calling this is asking.

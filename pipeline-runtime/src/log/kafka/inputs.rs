@@ -200,6 +200,12 @@ impl Inputs {
         Ok(input.buffer.front().and_then(Message::timestamp_ms))
     }
 
+    /// One above the last record that is replicated, as the last fetch has told; `None` before the first.
+    pub fn high_watermark(&self, input: InputId) -> Option<i64> {
+        let Input { assignment, consumer, .. } = self.input(input);
+        self.consumers[*consumer].client.high_watermark(&assignment.topic, assignment.partition.0)
+    }
+
     /// Errors and log lines of the consumers; broker connections come and go by themselves.
     fn serve_events(&mut self) -> Result<(), LogError> {
         for consumer in &self.consumers {

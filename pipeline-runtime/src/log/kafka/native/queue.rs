@@ -157,6 +157,16 @@ impl Client {
         NativeError::take(unsafe { c::rd_kafka_incremental_unassign(self.rk(), partitions.ptr()) })
     }
 
+    /// The high watermark of a partition that is fetched, by the last answer. No request is made.
+    pub fn high_watermark(&self, topic: &str, partition: i32) -> Option<i64> {
+        let (name, mut low, mut high) = (c_string(topic), 0, 0);
+        // SAFETY: client and name are alive; the library writes both numbers or neither.
+        let code = unsafe {
+            c::rd_kafka_get_watermark_offsets(self.rk(), name.as_ptr(), partition, &raw mut low, &raw mut high)
+        };
+        (code == c::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR && high >= 0).then_some(high)
+    }
+
     /// The offset behind everything that was taken out of a partition's queue, markers of transactions included.
     /// `None`: nothing was.
     pub fn position(&self, topic: &str, partition: i32) -> Option<i64> {
