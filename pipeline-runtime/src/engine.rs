@@ -193,10 +193,18 @@ pub fn internal_topics(plan: &Plan, topology: &Topology, names: &Names) -> Vec<I
 }
 
 impl<L: Log> Engine<L> {
-    /// Checks the topics, and makes our own. No task runs yet.
-    pub fn open(plan: Arc<Plan>, mut log: L, config: EngineConfig, metrics: Arc<Metrics>) -> Result<Self, EngineError> {
-        let topology = Topology::resolve(&plan, &mut log)?;
+    /// Opens the topics that are written to, and makes our own. No task runs yet.
+    pub fn open(
+        plan: Arc<Plan>,
+        topology: Topology,
+        mut log: L,
+        config: EngineConfig,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, EngineError> {
         let names = Names::new(&plan.prefix, Timeline(1));
+        for topic in plan.sinks.iter().map(|s| &s.topic).chain(&plan.dead_letter) {
+            log.open_output(topic)?;
+        }
         for topic in internal_topics(&plan, &topology, &names) {
             log.create_internal(&topic.name, topic.kind, topic.partitions)?;
         }
@@ -234,8 +242,15 @@ impl<L: Log> Engine<L> {
     }
 
     /// Opens the engine and runs every task of the plan in it, with nobody to share them with.
-    pub fn start(plan: Arc<Plan>, log: L, config: EngineConfig, metrics: Arc<Metrics>) -> Result<Self, EngineError> {
-        let mut engine = Self::open(plan, log, config, metrics)?;
+    pub fn start(
+        plan: Arc<Plan>,
+        mut log: L,
+        config: EngineConfig,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, EngineError> {
+        let names = Names::new(&plan.prefix, Timeline(1));
+        let topology = Topology::resolve(&plan, &names, &|_| None, &mut log)?;
+        let mut engine = Self::open(plan, topology, log, config, metrics)?;
         engine.log.initialise()?;
         // In the order of the plan: it decides which of two equal heads is read first.
         let stages = engine.builder.plan.stages.iter().map(|s| s.name.clone()).collect::<Vec<_>>();
@@ -251,6 +266,15 @@ impl<L: Log> Engine<L> {
         &mut self.log
     }
 
+    /// Topics have grown: for tasks that are built from now on.
+    pub fn set_topology(&mut self, topology: Topology) -> Result<(), EngineError> {
+        for topic in internal_topics(&self.builder.plan, &topology, &self.builder.names) {
+            self.log.create_internal(&topic.name, topic.kind, topic.partitions)?;
+        }
+        self.builder.topology = topology;
+        Ok(())
+    }
+
     pub fn names(&self) -> &Names {
         &self.builder.names
     }
@@ -261,10 +285,12 @@ impl<L: Log> Engine<L> {
         let open = self.states.remove(id).or_else(|| self.restored.remove(id).map(|task| task.state));
         let restored = self.builder.restore(id, open, known, &mut self.log)?;
         if restored.level {
+            let grown = known.and_then(|k| k.created).is_some_and(|created| id.partition.0 >= created.begun);
             let task = self.builder.task(
                 id,
                 restored.state,
                 restored.marker,
+                grown,
                 clock::steady_ms(),
                 &mut self.log,
                 &mut self.outbox,
@@ -526,7 +552,8 @@ impl<L: Log> Engine<L> {
             let (id, generation) = (task.id, task.generation);
             let marker = self.builder.marker(&id, &task.state)?;
             let now_ms = clock::steady_ms();
-            let mut task = self.builder.task(&id, task.state, marker, now_ms, &mut self.log, &mut self.outbox)?;
+            let mut task =
+                self.builder.task(&id, task.state, marker, task.grown, now_ms, &mut self.log, &mut self.outbox)?;
             task.generation = generation;
             self.place(slot, task)?;
         }

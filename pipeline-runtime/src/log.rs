@@ -255,6 +255,11 @@ pub trait Log {
     /// `None`: there is no such topic.
     fn topic(&mut self, name: &str) -> Result<Option<TopicInfo>, LogError>;
 
+    /// Which of all logs this is, where there are several. Asked for each task that starts.
+    fn cluster_id(&self) -> Option<String> {
+        None
+    }
+
     /// Makes sure that an internal topic exists with `partitions` partitions.
     fn create_internal(&mut self, name: &str, kind: InternalKind, partitions: i32) -> Result<(), LogError>;
 

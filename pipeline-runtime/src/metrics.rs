@@ -31,6 +31,7 @@ pub struct Metrics {
     lag_known: IntGaugeVec,
     hidden_records: IntGaugeVec,
     hidden_seconds: GaugeVec,
+    unread_records: IntGaugeVec,
     task_running: IntGaugeVec,
     watermark: GaugeVec,
     published: Mutex<BTreeMap<TaskId, Published>>,
@@ -113,6 +114,12 @@ impl Metrics {
                 "For how long the same open transaction has done so",
                 source,
             )?,
+            unread_records: gauge(
+                &registry,
+                "millrace_source_unread_records",
+                "Records in partitions that came after the pipeline's start, and that its stages with state do not read",
+                source,
+            )?,
             task_running: gauge(
                 &registry,
                 "millrace_task_running",
@@ -128,6 +135,11 @@ impl Metrics {
             registry,
             published: Mutex::new(BTreeMap::new()),
         })
+    }
+
+    /// Publishes what lies in a partition that nobody reads.
+    pub fn unread(&self, source: &str, partition: i32, records: i64) {
+        self.unread_records.with_label_values(&[source, &partition.to_string()]).set(records);
     }
 
     /// Publishes whether a task runs here.

@@ -35,6 +35,8 @@ const LOOK_MS: u64 = 50;
 const SHARES_MAX: usize = 16;
 /// How often the assignment's file is read.
 const ASSIGNMENT_MS: u64 = 1_000;
+/// How often the topics are looked at.
+const WATCH_MS: u64 = 10_000;
 /// Of the state that this release writes.
 const STATE_FORMAT: u32 = 1;
 /// There is one until something can be restored.
@@ -58,6 +60,17 @@ pub struct WorkerConfig {
 struct Start {
     assignment: Assignment,
     plan: PlanStamp,
+    watch: Watch,
+}
+
+/// Looks from time to time whether the topics are still what they were.
+struct Watch {
+    names: Names,
+    log: KafkaLog,
+    control: ControlTopic,
+    known: ControlLog,
+    topology: Topology,
+    cluster: Option<String>,
 }
 
 struct Running {
@@ -74,17 +87,17 @@ pub fn run(
     ready: &AtomicBool,
     stop: &Arc<AtomicBool>,
 ) -> anyhow::Result<()> {
-    let Start { mut assignment, plan } = start(config)?;
-    let mut lanes = assignment
-        .lanes(TIMELINE, config.worker)
-        .into_iter()
-        .map(|id| spawn(config, id, plan, metrics, stop))
-        .collect::<anyhow::Result<Vec<_>>>()?;
+    let Start { mut assignment, plan, mut watch } = start(config)?;
+    let mut lanes = Vec::new();
+    for id in assignment.lanes(TIMELINE, config.worker) {
+        lanes.push(spawn(config, id, (plan, &watch.topology), metrics, stop)?);
+    }
     if lanes.is_empty() && config.assignment.is_none() {
         bail!("the pipeline has no task: none of its sources has a partition");
     }
-    share(&lanes, &assignment);
+    share(&lanes, &assignment, &watch.topology);
     let (mut stopping_since, mut last_look_ms) = (None, clock::steady_ms());
+    let mut last_watch_ms = last_look_ms;
     let mut outcome = Ok(());
     // Without a task a worker that somebody else assigns to stands by.
     while !lanes.is_empty() || config.assignment.is_some() && !stop.load(Ordering::Relaxed) {
@@ -95,6 +108,8 @@ pub fn run(
                 let Running { lane, thread, .. } = lanes.swap_remove(index);
                 let ended = thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("lane {lane} panicked")));
                 if let Err(error) = ended {
+                    // What the topics say is nearer to the cause than what a reader met.
+                    let error = watch.look(config, metrics).err().unwrap_or(error);
                     tracing::error!(%lane, error = format!("{error:#}"), "lane ended");
                     // The others give their tasks back: half a worker looks like a whole one to whoever watches it.
                     stop.store(true, Ordering::Relaxed);
@@ -103,20 +118,41 @@ pub fn run(
             }
         }
         ready.store(lanes.iter().all(|l| l.ready.load(Ordering::Relaxed)), Ordering::Relaxed);
-        if let Some(path) = &config.assignment
-            && now - last_look_ms >= ASSIGNMENT_MS
-        {
+        let stopping = stop.load(Ordering::Relaxed);
+        let mut changed = false;
+        if let Some(path) = config.assignment.as_ref().filter(|_| !stopping && now - last_look_ms >= ASSIGNMENT_MS) {
             last_look_ms = now;
             let found = read_assignment(path)?;
-            if found.generation > assignment.generation {
+            changed = found.generation > assignment.generation;
+            if changed {
                 assignment = found;
-                for id in assignment.lanes(TIMELINE, config.worker) {
-                    if lanes.iter().all(|l| l.lane != id) {
-                        lanes.push(spawn(config, id, plan, metrics, stop)?);
+            }
+        }
+        if !stopping && now - last_watch_ms >= WATCH_MS {
+            last_watch_ms = now;
+            match watch.look(config, metrics) {
+                Ok(false) => {}
+                Ok(true) => {
+                    changed = true;
+                    if config.assignment.is_none() {
+                        let generation = Generation(assignment.generation.0 + 1);
+                        assignment = watch.spread(config, generation, plan.plan);
                     }
                 }
-                share(&lanes, &assignment);
+                Err(error) => {
+                    tracing::error!(error = format!("{error:#}"), "the worker stops");
+                    stop.store(true, Ordering::Relaxed);
+                    outcome = Err(error);
+                }
             }
+        }
+        if changed {
+            for id in assignment.lanes(TIMELINE, config.worker) {
+                if lanes.iter().all(|l| l.lane != id) {
+                    lanes.push(spawn(config, id, (plan, &watch.topology), metrics, stop)?);
+                }
+            }
+            share(&lanes, &assignment, &watch.topology);
         }
         if stop.load(Ordering::Relaxed) && now - *stopping_since.get_or_insert(now) > STOP_MS {
             return outcome.and(Err(anyhow::anyhow!(
@@ -128,9 +164,10 @@ pub fn run(
     outcome
 }
 
-fn share(lanes: &[Running], assignment: &Assignment) {
+fn share(lanes: &[Running], assignment: &Assignment, topology: &Topology) {
     for running in lanes {
-        let share = Share { generation: assignment.generation, tasks: assignment.of(running.lane) };
+        let (tasks, topology) = (assignment.of(running.lane), topology.clone());
+        let share = Share { generation: assignment.generation, tasks, topology };
         // A lane that has ended says why when it is joined.
         drop(running.shares.send(share));
     }
@@ -162,8 +199,12 @@ fn start(config: &WorkerConfig) -> anyhow::Result<Start> {
     }
     let id = LaneId { timeline: TIMELINE, worker: config.worker, lane: 0 };
     let mut log = KafkaLog::open(log_config(config, id))?;
-    let topology = Topology::resolve(plan, &mut log)?;
+    let topology = resolve(plan, &names, &known, &mut log)?;
     for topic in internal_topics(plan, &topology, &names) {
+        // A topic that grew while nobody ran.
+        if known.created(&topic.name).is_some_and(|made| made.partitions < topic.partitions) {
+            log.grow_internal(&topic.name, topic.partitions)?;
+        }
         log.create_internal(&topic.name, topic.kind, topic.partitions)?;
         if let Some(record) = created(&topic, known.created(&topic.name), &mut log)? {
             let position = control.append(&Change::Put(record))?;
@@ -188,11 +229,85 @@ fn start(config: &WorkerConfig) -> anyhow::Result<Start> {
                 None => 1,
             };
             let generation = Generation(known.highest_generation().0 + 1);
-            (Assignment::spread(generation, number, topology.all_tasks(), &[config.worker], config.lanes), number)
+            (spread(config, &topology, generation, number), number)
         }
     };
     tracing::info!(generation = %assignment.generation, plan = number, tasks = assignment.tasks.len(), "worker starts");
-    Ok(Start { assignment, plan: PlanStamp { plan: number, fingerprint, state_format: STATE_FORMAT } })
+    let cluster = log.cluster_id();
+    let plan = PlanStamp { plan: number, fingerprint, state_format: STATE_FORMAT };
+    Ok(Start { assignment, plan, watch: Watch { names, log, control, known, topology, cluster } })
+}
+
+fn spread(config: &WorkerConfig, topology: &Topology, generation: Generation, plan: u64) -> Assignment {
+    Assignment::spread(generation, plan, topology.all_tasks(), &[config.worker], config.lanes)
+}
+
+fn resolve(plan: &Plan, names: &Names, known: &ControlLog, log: &mut KafkaLog) -> Result<Topology, LogError> {
+    Topology::resolve(plan, names, &|topic| known.created(topic).map(|created| created.partitions), log)
+}
+
+impl Watch {
+    fn spread(&self, config: &WorkerConfig, generation: Generation, plan: u64) -> Assignment {
+        spread(config, &self.topology, generation, plan)
+    }
+
+    /// True when topics have grown. A topic that is gone or is another one is an error; brokers that do not answer are
+    /// looked for again the next time.
+    fn look(&mut self, config: &WorkerConfig, metrics: &Metrics) -> anyhow::Result<bool> {
+        match self.try_look(config, metrics) {
+            Err(error) if error.downcast_ref::<LogError>().is_some_and(LogError::passes) => {
+                tracing::warn!(error = format!("{error:#}"), "the topics cannot be looked at");
+                Ok(false)
+            }
+            looked => looked,
+        }
+    }
+
+    fn try_look(&mut self, config: &WorkerConfig, metrics: &Metrics) -> anyhow::Result<bool> {
+        take(&mut self.known, self.control.read()?);
+        let cluster = self.log.cluster_id();
+        if cluster.is_some() && cluster != self.cluster {
+            bail!("the brokers belong to another cluster than before ({cluster:?}, before {:?})", self.cluster);
+        }
+        let found = resolve(&config.plan, &self.names, &self.known, &mut self.log)?;
+        for (topic, (id, _)) in &self.topology.topics {
+            if found.topics.get(topic).is_none_or(|(found, _)| found != id) {
+                bail!(
+                    "topic '{topic}' was deleted and made again: its positions mean nothing any more; restart the pipeline under a new name"
+                );
+            }
+        }
+        for (name, unread) in &found.unread {
+            let Some(source) = config.plan.source(name) else { continue };
+            for partition in unread.clone() {
+                let range = self.log.range(&source.topic, Partition(partition))?;
+                metrics.unread(name, partition, range.end.0 - range.start.0);
+            }
+        }
+        if found == self.topology {
+            return Ok(false);
+        }
+        for (name, unread) in found.unread.iter().filter(|(name, _)| !self.topology.unread.contains_key(*name)) {
+            tracing::warn!(
+                source = name,
+                "{} partitions were added, and a stage with state does not read them: keys have moved; restart the pipeline under a new name to take them up",
+                unread.len()
+            );
+        }
+        for topic in internal_topics(&config.plan, &found, &self.names) {
+            let Some(made) = self.known.created(&topic.name).filter(|made| made.partitions < topic.partitions) else {
+                continue;
+            };
+            let created = Created { partitions: topic.partitions, ..made.clone() };
+            self.log.grow_internal(&topic.name, topic.partitions)?;
+            let record = Record::Created { topic: topic.name.clone(), created };
+            let position = self.control.append(&Change::Put(record))?;
+            take(&mut self.known, self.control.read_to(position)?);
+        }
+        tracing::info!("topics have grown");
+        self.topology = found;
+        Ok(true)
+    }
 }
 
 fn read_all(control: &mut ControlTopic, known: &mut ControlLog) -> Result<(), LogError> {
@@ -213,7 +328,11 @@ fn created(topic: &InternalTopic, known: Option<&Created>, log: &mut KafkaLog) -
     let info = log.topic(name)?.with_context(|| format!("internal topic '{name}' is gone"))?;
     let topic_id = info.id.unwrap_or_default();
     match known {
-        Some(known) if known.topic_id == topic_id => Ok(None),
+        Some(known) if known.topic_id == topic_id && known.partitions == topic.partitions => Ok(None),
+        Some(known) if known.topic_id == topic_id => {
+            let created = Created { partitions: topic.partitions, ..known.clone() };
+            Ok(Some(Record::Created { topic: name.clone(), created }))
+        }
         Some(known) => bail!(
             "internal topic '{name}' was deleted and made again (topic id {topic_id}, we made {}): what it held is lost; restart the pipeline under a new name, or restore it from a savepoint",
             known.topic_id
@@ -227,7 +346,7 @@ fn created(topic: &InternalTopic, known: Option<&Created>, log: &mut KafkaLog) -
                     );
                 }
             }
-            let created = Created { topic_id, partitions: topic.partitions };
+            let created = Created { topic_id, partitions: topic.partitions, begun: topic.partitions };
             Ok(Some(Record::Created { topic: name.clone(), created }))
         }
     }
@@ -263,20 +382,20 @@ fn log_config(config: &WorkerConfig, lane: LaneId) -> KafkaLogConfig {
 fn spawn(
     config: &WorkerConfig,
     id: LaneId,
-    plan: PlanStamp,
+    (plan, topology): (PlanStamp, &Topology),
     metrics: &Arc<Metrics>,
     stop: &Arc<AtomicBool>,
 ) -> anyhow::Result<Running> {
     let (sender, shares) = sync_channel(SHARES_MAX);
     let (log_config, connection, internal) = (log_config(config, id), config.connection.clone(), config.internal);
     let (compiled, engine, metrics) = (Arc::clone(&config.plan), config.engine.clone(), Arc::clone(metrics));
-    let managed = config.assignment.is_some();
+    let (managed, topology) = (config.assignment.is_some(), topology.clone());
     let (ready, told) = (Arc::new(AtomicBool::new(false)), Arc::clone(stop));
     let shown = Arc::clone(&ready);
     let work = move || -> anyhow::Result<()> {
         let names = Names::new(&compiled.prefix, TIMELINE);
         let control = ControlTopic::open(&connection, &names.control(), &internal)?;
-        let engine = Engine::open(Arc::clone(&compiled), KafkaLog::open(log_config)?, engine, metrics)?;
+        let engine = Engine::open(Arc::clone(&compiled), topology, KafkaLog::open(log_config)?, engine, metrics)?;
         let incarnation = Incarnation(getrandom::u64().context("draw a random number")?);
         let identity = lane::Identity { prefix: compiled.prefix.clone(), lane: id, incarnation, plan, managed };
         Ok(Lane::new(identity, engine, control, shares, shown).run(&told)?)

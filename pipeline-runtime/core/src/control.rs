@@ -7,7 +7,7 @@
 //! | key | value | says |
 //! | --- | --- | --- |
 //! | `owner/<n>` | cluster, namespace, name, uid | whose pipeline this is; the highest `n` counts |
-//! | `created/<topic>` | topic id, partitions | we made this topic (invariant I6) |
+//! | `created/<topic>` | topic id, partitions, partitions at first | we made this topic (invariant I6) |
 //! | `claim/<stage>/<partition>/<generation>/<lane>/<incarnation>` | plan number, fingerprint, state format | this lane owns this task as of this generation |
 //! | `release/…` (as the claim) | last epoch | cancels exactly that claim; a taker waits for that epoch's marker |
 //! | `fenced/<lane>/<q>` | | that lane's id was initialised by somebody who had read this log up to and with `q` when it began |
@@ -102,6 +102,8 @@ pub struct Owner {
 pub struct Created {
     pub topic_id: String,
     pub partitions: i32,
+    /// How many it had at first. Tasks of partitions that came later read their sources from the beginning.
+    pub begun: i32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -301,7 +303,7 @@ mod tests {
     fn every_record_reads_back_from_its_text() {
         let plan = PlanStamp { plan: 4, fingerprint: u64::MAX, state_format: 1 };
         let owner = Owner { cluster: "c".into(), namespace: "shop".into(), name: "orders".into(), uid: "u".into() };
-        let created = Created { topic_id: "kA_9".into(), partitions: 8 };
+        let created = Created { topic_id: "kA_9".into(), partitions: 8, begun: 4 };
         let (lane, incarnation) = (claim().lane, claim().incarnation);
         let written = [
             (Record::Owner { number: 2, owner }, "owner/2"),

@@ -17,6 +17,9 @@ pub struct Marker {
     pub format: u32,
     pub epoch: Epoch,
     pub generation: Generation,
+    /// The id of the Kafka cluster that the positions are of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
     pub state_fingerprint: u64,
     /// In the order of the stage's inputs.
     pub inputs: Vec<InputMark>,

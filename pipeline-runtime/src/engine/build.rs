@@ -10,7 +10,7 @@ use millrace_core::event_time::{InputClock, SourceClock};
 use millrace_core::ids::{Epoch, Generation, Offset, Partition, TaskId};
 use millrace_core::marker::{InputMark, MARKER_FORMAT, Marker};
 use millrace_core::plan::{
-    self, InputFrom, OnError, OperatorKind, OutputTo, Plan, Port, Stage, StateKind, StateLayout,
+    self, InputFrom, OnError, OperatorKind, OutputTo, Plan, Port, Stage, StartFrom, StateKind, StateLayout,
 };
 use millrace_core::schema::Column;
 use millrace_core::totals::Totals;
@@ -23,7 +23,7 @@ use super::flow::{Flow, Kind, Operator, Output, Writer};
 use super::sink::{SinkWriter, Target};
 use super::source::{Place, SourceReader};
 use super::task::{CHANGELOG_MARKER, CHANGELOG_STATE, Reader, Task, TaskInput};
-use super::topology::{Names, Topology};
+use super::topology::{Names, Topology, grows};
 use crate::log::{Log, LogError, Outbox};
 use crate::operator::join::{BoundJoin, JoinTable};
 use crate::operator::project::Project;
@@ -90,12 +90,13 @@ impl Builder {
     }
 
     /// One task around its state. Without a marker it is new: it begins where the sources say, and its first epoch says
-    /// so for ever.
+    /// so for ever. `grown`: its partitions came after the pipeline's start, so all that is in them came after it.
     pub fn task(
         &self,
         id: &TaskId,
         state: TaskState,
         marker: Option<Marker>,
+        grown: bool,
         steady_ms: u64,
         log: &mut dyn Log,
         outbox: &mut Outbox,
@@ -117,6 +118,8 @@ impl Builder {
         let mut task = Task {
             id: id.clone(),
             generation: Generation(0),
+            grown,
+            cluster: log.cluster_id(),
             inputs,
             flow: Flow { operators, outputs },
             state,
@@ -134,11 +137,18 @@ impl Builder {
         let marks = marker.as_ref().map(|m| m.inputs.as_slice()).unwrap_or_default();
         for input in &mut task.inputs {
             match marks.iter().find(|mark| mark.topic == input.topic) {
-                Some(mark) => go_on(input, mark)?,
-                None => self.begin(id, input, &mut task.state, log)?,
+                Some(mark) => go_on(input, mark, grows(&self.plan, stage))?,
+                None => self.begin(id, input, grown, &mut task.state, log)?,
             }
         }
         if let Some(marker) = marker {
+            if marker.cluster.is_some() && marker.cluster != task.cluster {
+                return Err(BuildError::Log(LogError::User(format!(
+                    "this is another Kafka cluster ({}) than the one that the pipeline began on ({}): its positions mean nothing here; restart the pipeline under a new name",
+                    task.cluster.unwrap_or_default(),
+                    marker.cluster.unwrap_or_default()
+                ))));
+            }
             task.epoch = marker.epoch;
             task.take_totals(marker.totals);
         }
@@ -151,6 +161,7 @@ impl Builder {
         &self,
         id: &TaskId,
         input: &mut TaskInput,
+        grown: bool,
         state: &mut TaskState,
         log: &mut dyn Log,
     ) -> Result<(), BuildError> {
@@ -160,7 +171,8 @@ impl Builder {
         }
         if matches!(input.reader, Reader::Source(_)) {
             let source = self.plan.source(&input.name).expect("the plan names its own sources");
-            input.next = log.start(&source.topic, id.partition, &source.start_from)?;
+            let from = if grown { &StartFrom::Earliest } else { &source.start_from };
+            input.next = log.start(&source.topic, id.partition, from)?;
             if input.table {
                 input.level_at = Some(log.end_of(&source.topic, id.partition)?);
             }
@@ -314,7 +326,8 @@ impl Builder {
         });
         let (topic, topic_id, partitions, reader, upstreams) = match &spec.from {
             InputFrom::Source(_) => {
-                let (topic_id, partitions) = self.topology.topics[&source.topic].clone();
+                let topic_id = self.topology.topics[&source.topic].0.clone();
+                let partitions = self.topology.read(source);
                 let place = Place { partition, partitions, aligned: aligned(stage, source) };
                 let reader = SourceReader::new(Arc::new(source.clone()), place, needs_versions);
                 (source.topic.clone(), topic_id, partitions, Reader::Source(Box::new(reader)), 1)
@@ -590,14 +603,14 @@ fn read_marker(id: &TaskId, bytes: &[u8]) -> Result<Marker, BuildError> {
 }
 
 /// Sets an input to where its mark says it stood.
-fn go_on(input: &mut TaskInput, mark: &InputMark) -> Result<(), BuildError> {
+fn go_on(input: &mut TaskInput, mark: &InputMark, grows: bool) -> Result<(), BuildError> {
     if mark.topic_id != input.topic_id {
         return Err(BuildError::Log(LogError::User(format!(
             "topic '{}' was deleted and made again since the pipeline started: its positions mean nothing any more; restart the pipeline under a new name",
             input.topic
         ))));
     }
-    if mark.partitions != input.partitions {
+    if mark.partitions != input.partitions && !(grows && mark.partitions < input.partitions) {
         return Err(BuildError::Log(LogError::User(format!(
             "topic '{}' had {} partitions when the pipeline started and has {} now: keys would move between tasks; restart the pipeline under a new name",
             input.topic, mark.partitions, input.partitions

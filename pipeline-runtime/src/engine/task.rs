@@ -112,6 +112,10 @@ pub struct Task {
     pub id: TaskId,
     /// Of the claim under which it runs.
     pub generation: Generation,
+    /// Its partitions came after the pipeline's start.
+    pub grown: bool,
+    /// The cluster that the positions are of, where the log has several.
+    pub cluster: Option<String>,
     pub inputs: Vec<TaskInput>,
     pub flow: Flow,
     pub state: TaskState,
@@ -419,6 +423,7 @@ impl Task {
             format: MARKER_FORMAT,
             epoch: self.epoch,
             generation: self.generation,
+            cluster: self.cluster.clone(),
             state_fingerprint: self.state_fingerprint,
             inputs: inputs.collect(),
             totals,

@@ -1,9 +1,10 @@
 //! From a plan to how many tasks each stage has, and which topics that needs. All faults at once.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use millrace_core::ids::{Partition, TaskId, Timeline};
-use millrace_core::plan::{Exchange, InputFrom, OutputTo, Plan, Stage};
+use millrace_core::plan::{Exchange, InputFrom, OutputTo, Plan, Source, Stage};
 
 use crate::log::{Log, LogError};
 
@@ -39,10 +40,12 @@ impl Names {
 }
 
 /// Partition counts.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     /// Of the users' topics: (id, partitions).
     pub topics: BTreeMap<String, (Option<String>, i32)>,
+    /// By source, partitions that came later and that no task reads: keys that used to be elsewhere are in them.
+    pub unread: BTreeMap<String, Range<i32>>,
     /// Tasks of each stage.
     pub tasks: BTreeMap<String, i32>,
     /// Partitions of each exchange.
@@ -50,8 +53,9 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Looks the topics up and counts. Says everything that does not fit.
-    pub fn resolve(plan: &Plan, log: &mut dyn Log) -> Result<Self, LogError> {
+    /// Looks the topics up and counts. Says everything that does not fit. `made` says with how many partitions one of our
+    /// own topics was made: a stage that keeps something goes on with as many tasks as it began with.
+    pub fn resolve(plan: &Plan, names: &Names, made: Made<'_>, log: &mut dyn Log) -> Result<Self, LogError> {
         let mut topology = Self::default();
         let mut faults = Vec::new();
         for source in &plan.sources {
@@ -73,7 +77,7 @@ impl Topology {
             }
         }
         if faults.is_empty() {
-            topology.count(plan, &mut faults);
+            topology.count(plan, names, made, &mut faults);
         }
         if faults.is_empty() { Ok(topology) } else { Err(LogError::User(faults.join("\n"))) }
     }
@@ -91,23 +95,31 @@ impl Topology {
         plan.source(source).and_then(|s| self.topics.get(&s.topic)).map_or(1, |(_, partitions)| *partitions)
     }
 
-    fn count(&mut self, plan: &Plan, faults: &mut Vec<String>) {
+    fn count(&mut self, plan: &Plan, names: &Names, made: Made<'_>, faults: &mut Vec<String>) {
         for exchange in &plan.exchanges {
             let partitions = match &exchange.partitions_like {
                 Some(topic) => self.topics.get(topic).map_or(1, |(_, partitions)| *partitions),
                 None => self.widest(plan, exchange),
             };
+            let partitions = made(&names.repartition(&exchange.name)).unwrap_or(partitions);
             self.exchanges.insert(exchange.name.clone(), partitions);
         }
         for stage in &plan.stages {
-            let counts: Vec<(String, i32)> = stage
-                .inputs
-                .iter()
-                .map(|input| match &input.from {
-                    InputFrom::Source(name) => (format!("source '{name}'"), self.partitions(plan, name)),
-                    InputFrom::Exchange(name) => (format!("exchange '{name}'"), self.exchanges[name]),
-                })
-                .collect();
+            let begun = made(&names.changelog(&stage.name)).filter(|_| !grows(plan, stage));
+            let mut counts: Vec<(String, i32)> = Vec::new();
+            for input in &stage.inputs {
+                match &input.from {
+                    InputFrom::Source(name) => {
+                        let found = self.partitions(plan, name);
+                        let read = begun.map_or(found, |begun| begun.min(found));
+                        if read < found {
+                            self.unread.insert(name.clone(), read..found);
+                        }
+                        counts.push((format!("source '{name}'"), read));
+                    }
+                    InputFrom::Exchange(name) => counts.push((format!("exchange '{name}'"), self.exchanges[name])),
+                }
+            }
             let most = counts.iter().map(|(_, count)| *count).max().unwrap_or(1);
             if counts.iter().any(|(_, count)| *count != most) {
                 let list: Vec<String> = counts.iter().map(|(name, count)| format!("{name} has {count}")).collect();
@@ -121,6 +133,12 @@ impl Topology {
         }
     }
 
+    /// How many of a source's partitions are read.
+    pub fn read(&self, source: &Source) -> i32 {
+        let found = self.topics[&source.topic].1;
+        self.unread.get(&source.name).map_or(found, |unread| unread.start)
+    }
+
     /// The largest partition count among the sources whose rows reach the reader of `exchange`.
     fn widest(&self, plan: &Plan, exchange: &Exchange) -> i32 {
         let siblings = plan.exchanges.iter().filter(|e| e.stage == exchange.stage);
@@ -132,6 +150,16 @@ impl Topology {
         let writes = |stage: &&Stage| stage.outputs.iter().any(|o| o.to == OutputTo::Exchange(exchange.to_owned()));
         plan.stages.iter().find(writes).map_or(1, |stage| self.tasks[&stage.name] as usize)
     }
+}
+
+/// With how many partitions one of our own topics was made, if it was.
+pub type Made<'a> = &'a dyn Fn(&str) -> Option<i32>;
+
+/// True for a stage that takes up new partitions of its source at once: it keeps nothing, and nobody counts its tasks.
+pub fn grows(plan: &Plan, stage: &Stage) -> bool {
+    let keeps = plan.state.iter().any(|layout| layout.stage == stage.name);
+    let counted = stage.outputs.iter().any(|o| matches!(o.to, OutputTo::Exchange(_)));
+    !keeps && !counted && stage.inputs.iter().all(|i| matches!(i.from, InputFrom::Source(_)))
 }
 
 fn missing(what: &str, topic: &str, log: &dyn Log) -> String {

@@ -140,8 +140,17 @@ impl KafkaLog {
         Fence::begin(lane, config, timeout_ms)
     }
 
-    pub fn cluster_id(&self) -> Option<String> {
-        self.client().cluster_id(CLUSTER_ID_MS)
+    /// What a partition holds now, for whoever reads committed records.
+    pub fn range(&self, topic: &str, partition: Partition) -> Result<Range<Offset>, LogError> {
+        let end = lookup::offset(self.client(), topic, partition.0, Spec::LastStable)?;
+        let first = lookup::offset(self.client(), topic, partition.0, Spec::Earliest)?;
+        Ok(Offset(first)..Offset(end))
+    }
+
+    /// Gives an internal topic more partitions.
+    pub fn grow_internal(&mut self, name: &str, partitions: i32) -> Result<(), LogError> {
+        self.admin()?.grow(name, partitions)?;
+        topics::wait_until(self.client(), name, partitions).map(drop)
     }
 
     fn admin(&mut self) -> Result<&Admin, LogError> {
@@ -211,6 +220,10 @@ impl Log for KafkaLog {
         lookup::describe(self.client(), name)
     }
 
+    fn cluster_id(&self) -> Option<String> {
+        self.client().cluster_id(CLUSTER_ID_MS)
+    }
+
     fn creating_command(&self, topic: &str) -> String {
         topics::creating_command(topic, &self.config.connection.bootstrap_servers)
     }
@@ -221,7 +234,7 @@ impl Log for KafkaLog {
             Some(info) => info,
             None if internal.create => {
                 self.admin()?.create(name, kind, partitions, &internal)?;
-                topics::wait_until_known(self.client(), name)?
+                topics::wait_until(self.client(), name, partitions)?
             }
             None => return Err(topics::required(name, partitions)),
         };

@@ -14,6 +14,7 @@ use millrace_core::ownership::{self, Action, Event, ExitReason, Rules, StopReaso
 
 use crate::clock;
 use crate::engine::build::Known;
+use crate::engine::topology::Topology;
 use crate::engine::{Engine, EngineError, Step, chain};
 use crate::log::kafka::control::ControlTopic;
 use crate::log::kafka::{Fence, KafkaLog};
@@ -37,6 +38,8 @@ const MARKER_MS: u64 = 10;
 pub struct Share {
     pub generation: Generation,
     pub tasks: Vec<TaskId>,
+    /// As the worker has last seen it.
+    pub topology: Topology,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -193,7 +196,8 @@ impl Lane {
 
     /// Takes in what has happened outside.
     fn hear(&mut self) -> Result<(), LaneError> {
-        while let Ok(Share { generation, tasks }) = self.shares.try_recv() {
+        while let Ok(Share { generation, tasks, topology }) = self.shares.try_recv() {
+            self.engine.set_topology(topology)?;
             self.assigned = true;
             self.tell(Event::Assigned { generation, tasks });
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, bail};
 use futures_executor::block_on;
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::types::RDKafkaErrorCode;
@@ -27,6 +27,16 @@ impl Kafka {
         let created = block_on(self.admin()?.create_topics([&topic], &options())).context("create a topic")?;
         for result in created {
             result.map_err(|(name, code)| anyhow::anyhow!("create topic {name}: {code}"))?;
+        }
+        self.wait_until_led(name)
+    }
+
+    /// Gives a topic more partitions, and waits until each has a leader.
+    pub fn grow_topic(&self, name: &str, partitions: usize) -> anyhow::Result<()> {
+        let new = NewPartitions::new(name, partitions);
+        let grown = block_on(self.admin()?.create_partitions([&new], &options())).context("add partitions")?;
+        for result in grown {
+            result.map_err(|(name, code)| anyhow::anyhow!("add partitions to {name}: {code}"))?;
         }
         self.wait_until_led(name)
     }

@@ -103,7 +103,7 @@ impl World {
             Climate::Force => (3, 1),
         };
         let mut control = ControlTopic::default();
-        let created = Created { topic_id: "1".into(), partitions: TASKS as i32 };
+        let created = Created { topic_id: "1".into(), partitions: TASKS as i32, begun: TASKS as i32 };
         control.append((0, 0), 1, Change::Put(Record::Created { topic: CHANGELOG.into(), created }));
         let work = [150, 400, 1000][rng.below(3)];
         let mut chance = |max| {

@@ -115,8 +115,13 @@ impl ControlLog {
             Record::Owner { number, owner } => {
                 self.owners.entry(number).or_insert(owner);
             }
+            // The same topic may grow.
             Record::Created { topic, created } => {
-                self.created.entry(topic).or_insert(created);
+                let known = self.created.entry(topic).or_insert_with(|| created.clone());
+                if known.topic_id == created.topic_id {
+                    known.partitions = known.partitions.max(created.partitions);
+                    known.begun = known.begun.min(created.begun);
+                }
             }
             Record::Claim { id, plan } => {
                 self.highest = self.highest.max(id.generation);

@@ -85,7 +85,7 @@ impl ControlTopic {
             }
             None if internal.create => {
                 Admin::connect(&connection.client())?.create(name, InternalKind::Control, 1, internal)?;
-                topics::wait_until_known(&probe, name)?;
+                topics::wait_until(&probe, name, 1)?;
             }
             None => return Err(topics::required(name, 1)),
         }

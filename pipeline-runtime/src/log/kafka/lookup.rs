@@ -86,8 +86,10 @@ fn retrying<T>(
             Ok(found) => return Ok(found),
             Err(failure) => failure,
         };
-        if !passing(code) || clock::steady_ms() - start > LOOKUP_MS {
-            return Err(fault(what, &text, passing(code)));
+        // "No leaders found": the client has not heard of the partition yet, as after a topic has grown.
+        let passing = passing(code) || code == RDKafkaErrorCode::NoEnt;
+        if !passing || clock::steady_ms() - start > LOOKUP_MS {
+            return Err(fault(what, &text, passing));
         }
         client.refresh_leaders(topic, ATTEMPT_MS);
         clock::pause_ms(RETRY_MS);

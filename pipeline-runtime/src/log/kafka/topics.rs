@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use futures_executor::block_on;
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::ConsumerContext;
@@ -80,6 +80,21 @@ impl Admin {
             limits.insert((*topic).to_owned(), limit.unwrap_or(RECORD_BYTES_DEFAULT));
         }
         Ok(limits)
+    }
+
+    /// Gives a topic of our own more partitions. One that has them is left as it is.
+    pub fn grow(&self, name: &str, partitions: i32) -> Result<(), LogError> {
+        let what = format!("give topic '{name}' {partitions} partitions");
+        let count = usize::try_from(partitions).unwrap_or(0);
+        let new = NewPartitions::new(name, count);
+        let answers = retrying(&what, || block_on(self.client.create_partitions([&new], &options())))?;
+        for answer in answers {
+            match answer {
+                Ok(_) | Err((_, RDKafkaErrorCode::InvalidPartitions)) => {}
+                Err((_, code)) => return Err(fault(&what, &code.to_string(), passing(code))),
+            }
+        }
+        Ok(())
     }
 
     /// Creates a topic of our own. One that is there already is left as it is.
@@ -163,11 +178,11 @@ pub fn creating_command(topic: &str, bootstrap_servers: &str) -> String {
     )
 }
 
-/// Asks until the topic is known, which takes a moment after its creation.
-pub fn wait_until_known(client: &std::sync::Arc<Client>, name: &str) -> Result<TopicInfo, LogError> {
+/// Asks until a topic is known with so many partitions, which takes a moment after it was made.
+pub fn wait_until(client: &std::sync::Arc<Client>, name: &str, partitions: i32) -> Result<TopicInfo, LogError> {
     let start = clock::steady_ms();
     loop {
-        if let Some(info) = describe(client, name)? {
+        if let Some(info) = describe(client, name)?.filter(|info| info.partitions >= partitions) {
             return Ok(info);
         }
         if clock::steady_ms() - start > KNOWN_MS {

@@ -29,6 +29,8 @@ const INITIALISE_MS: u64 = 60_000;
 const GRACE_MS: u64 = 2_000;
 /// How long a lane waits for room in the library's buffers.
 const ROOM_MS: u64 = 30_000;
+/// How long the client may ask about a topic.
+const METADATA_MS: i32 = 5_000;
 /// Bytes of a record besides key, value and headers, at most.
 pub const RECORD_OVERHEAD: usize = 100;
 
@@ -186,12 +188,19 @@ impl Transactions {
         let slot = target.ends.as_ref().and_then(|ends| ends.get(record.partition.0 as usize));
         let tag = slot.map_or(0, |slot| slot + 1);
         let start = clock::steady_ms();
+        let mut refreshed = false;
         loop {
             let Some(target) = &self.targets[record.topic.0] else { return Err(lost()) };
             let error = match target.topic.produce(record, tag) {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
+            // The topic has grown since the client last heard of it.
+            if error.code == RDKafkaErrorCode::UnknownPartition && !refreshed {
+                refreshed = true;
+                self.client.refresh_leaders(&target.name, METADATA_MS);
+                continue;
+            }
             if error.code != RDKafkaErrorCode::QueueFull || clock::steady_ms() - start > ROOM_MS {
                 let what = format!("write to partition {} of topic '{}'", record.partition, target.name);
                 return Err(self.broken(&what, &error));
