@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use millrace_core::epoch::{
     ApplyPermit, CommitOutcome, Delivery, LaneEpoch, Limit, Loss, Next, OutOfOrder, Phase, TIMERS,
 };
-use millrace_core::ids::{Epoch, Generation, Offset, TaskId, Timeline};
+use millrace_core::ids::{Epoch, Generation, TaskId, Timeline};
 use millrace_core::plan::{InputFrom, Plan};
 
 use crate::clock;
@@ -208,10 +208,17 @@ impl<L: Log> Engine<L> {
         for topic in internal_topics(&plan, &topology, &names) {
             log.create_internal(&topic.name, topic.kind, topic.partitions)?;
         }
+        let mut compacted = BTreeMap::new();
+        for source in plan.sources.iter().filter(|s| s.table.is_some()) {
+            if let Some(tombstones_ms) = log.compacted(&source.topic)? {
+                compacted.insert(source.name.clone(), tombstones_ms);
+            }
+        }
         let now = now();
         Ok(Self {
             log,
             builder: Builder {
+                compacted,
                 plan,
                 topology,
                 names,
@@ -283,7 +290,7 @@ impl<L: Log> Engine<L> {
     /// marker; below `known.needed` the task is not ready, and this is to be called again.
     pub fn restore(&mut self, id: &TaskId, known: Option<Known<'_>>) -> Result<Epoch, EngineError> {
         let open = self.states.remove(id).or_else(|| self.restored.remove(id).map(|task| task.state));
-        let restored = self.builder.restore(id, open, known, &mut self.log)?;
+        let restored = self.builder.restore(id, open, known, clock::now_ms(), &mut self.log)?;
         if restored.level {
             let grown = known.and_then(|k| k.created).is_some_and(|created| id.partition.0 >= created.begun);
             let task = self.builder.task(
@@ -575,8 +582,8 @@ impl<L: Log> Engine<L> {
                 return None;
             }
             match epoch.limit(&task.id, route.input) {
-                Limit::Free => Some(Offset(i64::MAX)),
-                Limit::Below(offset) => Some(offset),
+                Limit::Free => Some(task.below(route.input)),
+                Limit::Below(offset) => Some(offset.min(task.below(route.input))),
                 Limit::Nothing => None,
             }
         };

@@ -181,6 +181,9 @@ impl Outbox {
     }
 }
 
+/// How long our own compacted topics keep deletes: 30 days.
+pub const TOMBSTONES_MS: i64 = 30 * 86_400_000;
+
 /// What an internal topic is for, which decides how long its records are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InternalKind {
@@ -258,6 +261,11 @@ pub trait Log {
     /// Which of all logs this is, where there are several. Asked for each task that starts.
     fn cluster_id(&self) -> Option<String> {
         None
+    }
+
+    /// For a topic that is compacted and loses nothing else: how long it keeps the deletes of keys, in milliseconds.
+    fn compacted(&mut self, _topic: &str) -> Result<Option<i64>, LogError> {
+        Ok(None)
     }
 
     /// Makes sure that an internal topic exists with `partitions` partitions.

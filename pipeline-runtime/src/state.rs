@@ -211,6 +211,11 @@ impl TaskState {
         self.overlay.changes()
     }
 
+    /// True for a key of [`Self::changes`] that is a row of this table.
+    pub fn is_of(&self, table: usize, key: &[u8]) -> bool {
+        key.starts_with(&self.tables[table].slot.bytes())
+    }
+
     /// The commit is known: writes the epoch's changes and its marker to RocksDB, as one. If that fails the changes stay
     /// where they are and the state is poisoned.
     pub fn apply(&mut self, marker: &[u8], changelog_next: i64) -> Result<(), StateError> {

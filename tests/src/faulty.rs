@@ -61,6 +61,14 @@ impl<L: Log> Log for FaultyLog<L> {
         self.inner.committed_end(topic, partition)
     }
 
+    fn cluster_id(&self) -> Option<String> {
+        self.inner.cluster_id()
+    }
+
+    fn compacted(&mut self, topic: &str) -> Result<Option<i64>, LogError> {
+        self.inner.compacted(topic)
+    }
+
     fn creating_command(&self, topic: &str) -> String {
         self.inner.creating_command(topic)
     }

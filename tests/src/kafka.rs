@@ -118,7 +118,10 @@ pub fn ride_on_kafka(kafka: &Kafka, plan: &Plan, topics: &Topics, ride: &Ride) -
     let own = renamed(plan, &name, name("own"));
     for (topic, records) in topics {
         let partitions = records.iter().map(|r| r.partition + 1).max().unwrap_or(1);
-        kafka.create_topic(&name(topic), partitions, &[])?;
+        let table = plan.sources.iter().any(|s| s.topic == *topic && s.table.is_some());
+        // Only closed segments are compacted, so a test loses no record by it.
+        let policy = [("cleanup.policy", if table { "compact" } else { "delete" })];
+        kafka.create_topic(&name(topic), partitions, &policy)?;
         kafka.produce(&name(topic), records.iter().map(message))?;
     }
     let outputs: Vec<String> = plan.sinks.iter().map(|s| s.topic.clone()).chain(plan.dead_letter.clone()).collect();
@@ -130,7 +133,7 @@ pub fn ride_on_kafka(kafka: &Kafka, plan: &Plan, topics: &Topics, ride: &Ride) -
         let records = kafka.read_committed(&name(&topic))?;
         Ok((topic, records.iter().map(line).collect::<anyhow::Result<_>>()?))
     });
-    Ok(Outcome { topics: read.collect::<anyhow::Result<BTreeMap<String, Vec<Value>>>>()?, totals })
+    Ok(Outcome { prefix: own.prefix, topics: read.collect::<anyhow::Result<BTreeMap<String, Vec<Value>>>>()?, totals })
 }
 
 type NamedTotals = Vec<(String, millrace_core::totals::Totals)>;

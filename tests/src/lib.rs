@@ -114,6 +114,8 @@ pub fn scratch() -> std::io::Result<tempfile::TempDir> {
 
 /// What a run left behind.
 pub struct Outcome {
+    /// What the names of the pipeline's own topics begin with.
+    pub prefix: String,
     pub topics: BTreeMap<String, Vec<Value>>,
     /// Of every task and step, as (task, step, balanced, text).
     pub totals: Vec<(String, millrace_core::totals::Totals)>,
@@ -129,7 +131,7 @@ pub fn ride(plan: &Plan, topics: &Topics, ride: &Ride) -> anyhow::Result<Outcome
         if let Some(totals) = life(plan, dir.path(), ride, faults)? {
             let outputs = plan.sinks.iter().map(|s| &s.topic).chain(&plan.dead_letter);
             let read = outputs.map(|t| Ok((t.clone(), read_topic(&dir.path().join("out"), t)?)));
-            return Ok(Outcome { topics: read.collect::<anyhow::Result<_>>()?, totals });
+            return Ok(Outcome { prefix: plan.prefix.clone(), topics: read.collect::<anyhow::Result<_>>()?, totals });
         }
     }
 }

@@ -204,3 +204,20 @@ fn results_carry_the_timestamps_of_the_orders_that_triggered_them() {
     let time = |record: &Value| world.orders[record["value"]["id"].as_u64().unwrap() as usize].time;
     assert!(outcome.topics["out"].iter().all(|record| record["timestamp"].as_i64() == Some(time(record))));
 }
+
+#[test]
+fn a_latest_table_on_a_compacted_topic_has_no_other_changelog_and_survives_the_loss_of_its_disk() {
+    let world = world(15);
+    let plan = plan(&pipeline("tableJoin", KEYED, "String"));
+    assert!(plan.exchanges.is_empty());
+    let outcome = ride_on_kafka(kafka(), &plan, &topics(&world, false), &deadly(4, 12)).unwrap();
+    check(&outcome, &expected(&world, true));
+    let of_customers = outcome.totals.iter().filter(|(step, _)| step.ends_with("source customers"));
+    let counted: u64 = of_customers.map(|(_, totals)| totals.rows_in).sum();
+    assert_eq!(counted, CHANGES as u64, "what is read again counts once");
+    let changelog = kafka().read_committed(&format!("{}-t1-joined-changelog", outcome.prefix)).unwrap();
+    let rows = changelog.iter().filter(|r| r.key.as_ref().is_some_and(|key| key.starts_with(b"s"))).count();
+    let markers = changelog.len() - rows;
+    assert!(markers >= PARTITIONS as usize);
+    assert!(rows < CHANGES / 10, "{rows} rows of state are in the changelog");
+}

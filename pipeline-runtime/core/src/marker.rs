@@ -21,6 +21,10 @@ pub struct Marker {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
     pub state_fingerprint: u64,
+    /// When it was written, wall-clock milliseconds: a state that is older than the deletes which a compacted changelog
+    /// still holds cannot be brought level.
+    #[serde(default)]
+    pub written_ms: i64,
     /// In the order of the stage's inputs.
     pub inputs: Vec<InputMark>,
     /// By operator name; `source <name>` for the reading of a source.
@@ -36,6 +40,13 @@ pub struct InputMark {
     pub partitions: i32,
     /// The next record to read.
     pub next: Offset,
+    /// The topic is the changelog of the table that is kept of it: compacted by the table's key, and read again to rebuild
+    /// the table.
+    #[serde(default)]
+    pub own_changelog: bool,
+    /// Records below it were counted, and given up where they had to be; to read them again counts nothing.
+    #[serde(default)]
+    pub counted: Offset,
     /// For tables: the end that was captured at the pipeline's start; the table is level once `next` has reached it.
     pub level_at: Option<Offset>,
     /// For sources that are read directly.

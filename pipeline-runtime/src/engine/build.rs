@@ -1,5 +1,6 @@
 //! From a plan to tasks that are ready to run: readers, operators and writers bound to topics, state restored.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use super::sink::{SinkWriter, Target};
 use super::source::{Place, SourceReader};
 use super::task::{CHANGELOG_MARKER, CHANGELOG_STATE, Reader, Task, TaskInput};
 use super::topology::{Names, Topology, grows};
-use crate::log::{Log, LogError, Outbox};
+use crate::log::{Log, LogError, Outbox, TOMBSTONES_MS};
 use crate::operator::join::{BoundJoin, JoinTable};
 use crate::operator::project::Project;
 use crate::operator::table_join::TableJoin;
@@ -60,6 +61,8 @@ pub struct Builder {
     pub budget: StateBudget,
     pub state_dir: PathBuf,
     pub waiting_rows_max: usize,
+    /// Tables whose topics are compacted, and how long those keep deletes, in milliseconds.
+    pub compacted: BTreeMap<String, i64>,
 }
 
 /// What the control log says of a task's changelog.
@@ -134,11 +137,18 @@ impl Builder {
             stream_idle: false,
             prepared: None,
         };
-        let marks = marker.as_ref().map(|m| m.inputs.as_slice()).unwrap_or_default();
-        for input in &mut task.inputs {
-            match marks.iter().find(|mark| mark.topic == input.topic) {
-                Some(mark) => go_on(input, mark, grows(&self.plan, stage))?,
-                None => self.begin(id, input, grown, &mut task.state, log)?,
+        for (index, input) in task.inputs.iter_mut().enumerate() {
+            match marker.as_ref().and_then(|marker| mark_of(marker, &input.topic)) {
+                Some(mark) => {
+                    go_on(input, mark, grows(&self.plan, stage))?;
+                    if mark.own_changelog {
+                        self.rebuild(id, input, &mut task.state, log)?;
+                    }
+                }
+                None => {
+                    input.own_changelog = self.own_changelog(stage, index, &layouts);
+                    self.begin(id, input, grown, &mut task.state, log)?;
+                }
             }
         }
         if let Some(marker) = marker {
@@ -180,23 +190,73 @@ impl Builder {
         Ok(())
     }
 
+    /// True where a table's topic can serve as its changelog: it keeps the last record of each of the table's keys, and the
+    /// table is as the topic is.
+    fn own_changelog(&self, stage: &Stage, index: usize, layouts: &[StateLayout]) -> bool {
+        let InputFrom::Source(name) = &stage.inputs[index].from else { return false };
+        let (Some(source), true) = (self.plan.source(name), self.compacted.contains_key(name)) else { return false };
+        let Some(table) = &source.table else { return false };
+        let keyed = source.key.as_ref().is_some_and(|key| {
+            let within = |a: &[String], b: &[String]| a.iter().all(|column| b.contains(column));
+            within(&key.columns, &table.primary_key) && within(&table.primary_key, &key.columns)
+        });
+        let joined = stage.operators.iter().any(|o| table_of(&o.kind) == Some(index));
+        let passed_on = stage.outputs.iter().any(|o| o.from == Port::Input(index));
+        keyed && joined && !passed_on && table.ttl_ms.is_none() && !self.versioned(layouts, name)
+    }
+
+    /// A table whose topic is its changelog: its rows are as its own state left them, and the topic brings them level. The
+    /// stream waits until that is done. Of a state without rows it waits for what the topic holds now: compaction may have
+    /// put a younger row in the place of one that was counted.
+    fn rebuild(
+        &self,
+        id: &TaskId,
+        input: &mut TaskInput,
+        state: &mut TaskState,
+        log: &mut dyn Log,
+    ) -> Result<(), BuildError> {
+        let Some(writer) = &input.writer else { return Ok(()) };
+        if !self.compacted.contains_key(&input.name) {
+            return Err(BuildError::Log(LogError::User(format!(
+                "topic '{}' is the changelog of table '{}' and is not known to be compacted any more: set its cleanup.policy to compact, and grant DescribeConfigs on it",
+                input.topic, input.name
+            ))));
+        }
+        input.own_changelog = true;
+        if input.next > Offset(0) {
+            input.level_at = input.level_at.max(Some(input.counted));
+            return Ok(());
+        }
+        let cleared = state.clear_table(writer.layout);
+        cleared.map_err(|source| BuildError::State { task: id.clone(), source })?;
+        input.level_at = Some(log.end_of(&input.topic, id.partition)?.max(input.counted));
+        input.next = log.start(&input.topic, id.partition, &StartFrom::Earliest)?;
+        Ok(())
+    }
+
     /// Opens the state, or takes an open one, and brings it level with the changelog.
     pub fn restore(
         &self,
         id: &TaskId,
         open: Option<TaskState>,
         known: Option<Known<'_>>,
+        now_ms: i64,
         log: &mut dyn Log,
     ) -> Result<Restored, BuildError> {
         let changelog = self.names.changelog(&id.stage);
         let range = log.changelog_range(&changelog, id.partition)?;
-        let mut replay = Replay { id, changelog: &changelog, log };
+        let mut replay = Replay { id, changelog: &changelog, has_tables: !self.compacted.is_empty(), log };
         let mut local = Local::of(id, self.opened(id, open)?)?;
         let (before, ahead) = (local.epoch(), local.next > range.end);
+        let deletes_ms = self.compacted.values().copied().min().unwrap_or(TOMBSTONES_MS).min(TOMBSTONES_MS);
         // The local state must be a part of this log's history, and the log must still hold what follows it.
         let unknown = match &local.marker {
             Some(_) if local.next < range.start => Some("the changelog does not reach back to it any more"),
             Some(_) if ahead => Some("it is newer than the changelog"),
+            // Half of it, since somebody's clock may be wrong.
+            Some(marker) if known.is_some() && now_ms - marker.written_ms > deletes_ms / 2 => {
+                Some("it is older than the deletes that its changelog is sure to hold")
+            }
             None if range.start > Offset(0) => None,
             _ => {
                 let same = replay.go_on(&mut local, range.end)?;
@@ -239,7 +299,7 @@ impl Builder {
             local = Local::of(id, self.fresh(id)?)?;
         }
         if local.next < range.end {
-            replay.apply(local.next.max(range.start)..range.end, &mut local.state)?;
+            replay.apply(local.next.max(range.start)..range.end, &mut local)?;
             local = Local::of(id, local.state)?;
         }
         // On files the plan that wrote the state lies beside it, and was compared already.
@@ -353,6 +413,8 @@ impl Builder {
             clock: InputClock::new(upstreams),
             table,
             writer,
+            own_changelog: false,
+            counted: Offset(0),
             idle_timeout_ms: source.event_time.as_ref().and_then(|e| e.idle_timeout_ms),
             last_record_ms: steady_ms,
             totals: Totals::default(),
@@ -514,21 +576,14 @@ impl Local {
 struct Replay<'a> {
     id: &'a TaskId,
     changelog: &'a str,
+    /// The topics of some tables are their changelogs.
+    has_tables: bool,
     log: &'a mut dyn Log,
 }
 
 enum Entry<'a> {
     State(&'a [u8], Option<&'a [u8]>),
     Marker(&'a [u8]),
-}
-
-impl Entry<'_> {
-    fn apply(self, offset: Offset, state: &mut TaskState) -> Result<(), StateError> {
-        match self {
-            Self::State(key, value) => state.replay(key, value),
-            Self::Marker(marker) => state.apply(marker, offset.0 + 1),
-        }
-    }
 }
 
 impl Replay<'_> {
@@ -568,29 +623,53 @@ impl Replay<'_> {
     /// marker lies where the state says that it does. One that was compacted away says nothing.
     fn go_on(&mut self, local: &mut Local, end: Offset) -> Result<bool, BuildError> {
         let Some(marker) = &local.marker else {
-            self.apply(local.next..end, &mut local.state)?;
+            self.apply(local.next..end, local)?;
             return Ok(true);
         };
-        let (id, next, state, mut same) = (self.id, local.next, &mut local.state, true);
-        self.read(Offset(next.0 - 1)..end, &mut |offset, entry| {
-            match entry {
-                Entry::Marker(bytes) if offset < next => same = read_marker(id, bytes)? == *marker,
-                Entry::State(..) if offset < next => same = false,
-                _ if !same => {}
-                entry => entry.apply(offset, state)?,
-            }
+        let (id, next, mut same) = (self.id, local.next, true);
+        self.read(Offset(next.0 - 1)..next, &mut |_, entry| {
+            same = match entry {
+                Entry::Marker(bytes) => with_tables_of(read_marker(id, bytes)?, Some(marker)) == *marker,
+                Entry::State(..) => false,
+            };
             Ok(())
         })?;
-        local.state.discard();
+        if same {
+            self.apply(next..end, local)?;
+        }
         Ok(same)
     }
 
     /// Brings a state forward, epoch by epoch. What follows the last marker was never committed.
-    fn apply(&mut self, range: Range<Offset>, state: &mut TaskState) -> Result<(), BuildError> {
-        self.read(range, &mut |offset, entry| Ok(entry.apply(offset, state)?))?;
+    fn apply(&mut self, range: Range<Offset>, local: &mut Local) -> Result<(), BuildError> {
+        let (id, has_tables, Local { state, marker: own, .. }) = (self.id, self.has_tables, local);
+        self.read(range, &mut |offset, entry| {
+            match entry {
+                Entry::State(key, value) => state.replay(key, value)?,
+                Entry::Marker(bytes) if has_tables => {
+                    let marker = with_tables_of(read_marker(id, bytes)?, own.as_ref());
+                    state.apply(&serde_json::to_vec(&marker)?, offset.0 + 1)?;
+                }
+                Entry::Marker(bytes) => state.apply(bytes, offset.0 + 1)?,
+            }
+            Ok(())
+        })?;
         state.discard();
         Ok(())
     }
+}
+
+/// A marker of the changelog, as the state `own` brings it level: rows of tables whose topics are their changelogs are not
+/// in ours, so where those stand only the state itself can say.
+fn with_tables_of(mut marker: Marker, own: Option<&Marker>) -> Marker {
+    for mark in marker.inputs.iter_mut().filter(|mark| mark.own_changelog) {
+        mark.next = own.and_then(|own| mark_of(own, &mark.topic)).map_or(Offset(0), |own| own.next);
+    }
+    marker
+}
+
+fn mark_of<'a>(marker: &'a Marker, topic: &str) -> Option<&'a InputMark> {
+    marker.inputs.iter().find(|mark| mark.topic == topic)
 }
 
 fn read_marker(id: &TaskId, bytes: &[u8]) -> Result<Marker, BuildError> {
@@ -617,6 +696,7 @@ fn go_on(input: &mut TaskInput, mark: &InputMark, grows: bool) -> Result<(), Bui
         ))));
     }
     input.next = mark.next;
+    input.counted = mark.counted;
     input.level_at = mark.level_at;
     input.source_clock = mark.source_clock;
     if mark.clock.upstreams() == input.clock.upstreams() {

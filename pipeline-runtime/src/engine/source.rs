@@ -86,6 +86,8 @@ pub enum TablePart {
 
 /// Where records that cannot be used go.
 pub struct Failures<'a> {
+    /// The records were given up before, and are read again.
+    pub again: bool,
     pub outbox: &'a mut Outbox,
     pub dead_letters: Option<DeadLetters>,
     pub totals: &'a mut Totals,
@@ -207,6 +209,7 @@ impl SourceReader {
         let origin =
             Origin { topic, partition: self.place.partition, offset: record.offset, timestamp_ms: record.timestamp_ms };
         match (self.spec.on_error, failures.dead_letters) {
+            _ if failures.again => Ok(()),
             (OnError::DeadLetter, Some(dead_letters)) => {
                 dead_letters.record(failures.outbox, origin, record, code, text);
                 failures.totals.drop_rows(DropReason::DeadLettered, 1);

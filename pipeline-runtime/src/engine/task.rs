@@ -70,6 +70,10 @@ pub struct TaskInput {
     pub table: bool,
     /// The operators of this stage look the table up.
     pub writer: Option<TableWriter>,
+    /// The topic is the table's changelog: no other one holds its rows.
+    pub own_changelog: bool,
+    /// Records below it were counted before, and are read again to rebuild the table.
+    pub counted: Offset,
     pub idle_timeout_ms: Option<i64>,
     /// Steady milliseconds of the last record, or of the start.
     pub last_record_ms: u64,
@@ -147,6 +151,12 @@ impl Task {
         self.inputs.iter().all(|i| !i.table || i.level())
     }
 
+    /// Below which offset an input may be read at once: what is read again is not mixed with what is new.
+    pub fn below(&self, input: usize) -> Offset {
+        let input = &self.inputs[input];
+        if input.next < input.counted { input.counted } else { Offset(i64::MAX) }
+    }
+
     /// Takes records of one input.
     pub fn process(&mut self, input: usize, fetch: &Fetch<'_>, now: Now, outbox: &mut Outbox) -> Result<(), TaskError> {
         if fetch.records.is_empty() {
@@ -177,7 +187,7 @@ impl Task {
             return Err(TaskError::Refused { topic, partition, offset: record.offset, why: why.to_owned() });
         };
         own.next = fetch.next;
-        let mut failures = Failures { outbox, dead_letters: self.dead_letters, totals: &mut own.totals };
+        let mut failures = Failures { again: false, outbox, dead_letters: self.dead_letters, totals: &mut own.totals };
         Ok(reader.refuse(record, why, &mut failures)?)
     }
 
@@ -191,7 +201,8 @@ impl Task {
         let own = &mut self.inputs[input];
         let rows = match &mut own.reader {
             Reader::Source(reader) => {
-                let mut failures = Failures { outbox, dead_letters: self.dead_letters, totals: &mut own.totals };
+                let mut failures =
+                    Failures { again: false, outbox, dead_letters: self.dead_letters, totals: &mut own.totals };
                 let mut rows = reader.rows(fetch, &mut own.source_clock, &mut failures)?;
                 rows.watermark = own.clock.advance(0, rows.watermark);
                 rows
@@ -216,7 +227,10 @@ impl Task {
         let own = &mut self.inputs[input];
         let parts = match &mut own.reader {
             Reader::Source(reader) => {
-                let mut failures = Failures { outbox, dead_letters: self.dead_letters, totals: &mut own.totals };
+                let mut uncounted = Totals::default();
+                let again = fetch.next <= own.counted;
+                let totals = if again { &mut uncounted } else { &mut own.totals };
+                let mut failures = Failures { again, outbox, dead_letters: self.dead_letters, totals };
                 let parts = reader.changes(fetch, &mut own.source_clock, &mut failures)?;
                 own.clock.advance(0, own.source_clock.watermark());
                 parts
@@ -353,13 +367,18 @@ impl Task {
         let (flow, mut cx) = self.context(now, outbox);
         flow.persist(&mut cx)?;
         let mut key = vec![CHANGELOG_STATE];
+        let elsewhere: Vec<usize> =
+            self.inputs.iter().filter(|i| i.own_changelog).filter_map(|i| Some(i.writer.as_ref()?.layout)).collect();
         for (state_key, value) in self.state.changes() {
+            if elsewhere.iter().any(|table| self.state.is_of(*table, state_key)) {
+                continue;
+            }
             key.truncate(1);
             key.extend_from_slice(state_key);
             outbox.push(self.changelog_index, self.id.partition, Some(now.wall_ms), Some(&key), value, Vec::new());
         }
         self.epoch = epoch;
-        let marker = serde_json::to_vec(&self.marker()).expect("a marker is plain data");
+        let marker = serde_json::to_vec(&self.marker(now)).expect("a marker is plain data");
         let key = Some(&[CHANGELOG_MARKER][..]);
         outbox.push(self.changelog_index, self.id.partition, Some(now.wall_ms), key, Some(&marker), Vec::new());
         self.prepared = Some(marker);
@@ -408,12 +427,14 @@ impl Task {
         }
     }
 
-    fn marker(&self) -> Marker {
+    fn marker(&self, now: Now) -> Marker {
         let inputs = self.inputs.iter().map(|i| InputMark {
             topic: i.topic.clone(),
             topic_id: i.topic_id.clone(),
             partitions: i.partitions,
             next: i.next,
+            own_changelog: i.own_changelog,
+            counted: i.counted.max(i.next),
             level_at: i.level_at,
             source_clock: i.source_clock,
             clock: i.clock.clone(),
@@ -425,6 +446,7 @@ impl Task {
             generation: self.generation,
             cluster: self.cluster.clone(),
             state_fingerprint: self.state_fingerprint,
+            written_ms: now.wall_ms,
             inputs: inputs.collect(),
             totals,
         }

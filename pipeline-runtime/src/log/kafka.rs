@@ -224,6 +224,10 @@ impl Log for KafkaLog {
         self.client().cluster_id(CLUSTER_ID_MS)
     }
 
+    fn compacted(&mut self, topic: &str) -> Result<Option<i64>, LogError> {
+        self.admin()?.tombstones_ms(topic)
+    }
+
     fn creating_command(&self, topic: &str) -> String {
         topics::creating_command(topic, &self.config.connection.bootstrap_servers)
     }

@@ -14,7 +14,7 @@ use super::lookup::describe;
 use super::native::Client;
 use super::{InternalTopics, fault, passing};
 use crate::clock;
-use crate::log::{InternalKind, LogError, TopicInfo};
+use crate::log::{InternalKind, LogError, TOMBSTONES_MS, TopicInfo};
 
 /// How long a request of an administrator may take.
 const REQUEST_MS: u64 = 30_000;
@@ -26,8 +26,6 @@ const RETRY_MS: u64 = 50;
 const RECORD_BYTES_DEFAULT: usize = 1_048_588;
 /// Our own topics take any row that a topic of the user's can hold, and its state.
 const INTERNAL_RECORD_BYTES: usize = 16 << 20;
-/// A state that was written less than so long ago can be brought level: deletes are still in the changelog.
-const TOMBSTONES_MS: i64 = 30 * 86_400_000;
 
 /// Sends what the library logs to our log.
 pub struct Logged;
@@ -80,6 +78,20 @@ impl Admin {
             limits.insert((*topic).to_owned(), limit.unwrap_or(RECORD_BYTES_DEFAULT));
         }
         Ok(limits)
+    }
+
+    /// How long a topic keeps the deletes of keys, if it is compacted and loses nothing else. A topic whose configuration
+    /// may not be read is not known to be compacted.
+    pub fn tombstones_ms(&self, topic: &str) -> Result<Option<i64>, LogError> {
+        let asked = [ResourceSpecifier::Topic(topic)];
+        let what = format!("read the configuration of topic '{topic}'");
+        let answers = retrying(&what, || block_on(self.client.describe_configs(&asked, &options())))?;
+        let Some(Ok(resource)) = answers.into_iter().next() else { return Ok(None) };
+        let setting = |name: &str| resource.get(name).and_then(|e| e.value.clone());
+        if setting("cleanup.policy").as_deref() != Some("compact") {
+            return Ok(None);
+        }
+        Ok(setting("delete.retention.ms").and_then(|text| text.parse().ok()))
     }
 
     /// Gives a topic of our own more partitions. One that has them is left as it is.
