@@ -487,7 +487,7 @@ impl<L: Log> Engine<L> {
             Trouble::Fatal(error) => Err(error),
             Trouble::Task(_, error) if !self.config.isolate => Err(error),
             Trouble::Task(id, error) => {
-                self.epoch.abandon(&id);
+                self.epoch.abandon(&id)?;
                 self.stop_task(&id, error)?;
                 self.drop_epoch()
             }
@@ -506,7 +506,7 @@ impl<L: Log> Engine<L> {
             }
             Trouble::Dropped(error) => {
                 tracing::warn!(%error, "the epoch was not committed, and is read again");
-                self.epoch.rewound();
+                self.epoch.rewound()?;
                 self.drop_epoch()
             }
             Trouble::Lost(error) => {

@@ -15,9 +15,12 @@
 //! - **I6** [`changelog_start`] decides whether a task is new.
 //!
 //! Two aborts without a commit in between mean that something in the epoch cannot be committed. Then it is bisected,
-//! down to the row, and the error policy meets that row alone ([`Limit`], [`LaneEpoch::condemned`]).
+//! down to the row, and the error policy meets that row alone ([`Limit`], [`LaneEpoch::condemned`]). An epoch that was
+//! dropped though no row is to blame does not count ([`LaneEpoch::rewound`], [`LaneEpoch::abandon`]).
 
 mod bisection;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -281,7 +284,8 @@ impl LaneEpoch {
             let dirty = self.tasks.iter().filter(|(_, progress)| progress.dirty());
             self.in_flight.extend(dirty.map(|(task, progress)| (task.clone(), Epoch(progress.committed.0 + 1))));
         }
-        if loss == Loss::TimedOut {
+        // An epoch that was rewound before was judged then.
+        if loss == Loss::TimedOut && self.tasks.values().any(Progress::dirty) {
             self.judge();
         }
         self.tasks.clear();
@@ -292,10 +296,7 @@ impl LaneEpoch {
 
     fn abort(&mut self) -> Next {
         let verdict = self.judge();
-        for progress in self.tasks.values_mut() {
-            progress.read.clear();
-        }
-        self.phase = Phase::Open;
+        self.rewind();
         match verdict {
             Verdict::Again => Next::Abort,
             Verdict::Hopeless(task) => {
@@ -305,23 +306,28 @@ impl LaneEpoch {
         }
     }
 
-    /// The epoch was dropped for a reason that passes by itself: no row is to blame.
-    pub fn rewound(&mut self) {
-        if matches!(self.phase, Phase::Open | Phase::Draining) {
-            self.tasks.values_mut().for_each(|progress| progress.read.clear());
-            self.phase = Phase::Open;
+    /// The open epoch was aborted for a reason that passes by itself, such as brokers that restart: the inputs are
+    /// rewound, and it is not counted as an abort. Once the commit was asked for, only its outcome tells.
+    pub fn rewound(&mut self) -> Result<(), OutOfOrder> {
+        if self.phase != Phase::Draining {
+            self.expect(Phase::Open, "rewinding")?;
         }
+        self.rewind();
+        Ok(())
     }
 
-    /// A task leaves by its own fault, and the epoch is dropped: no other row is to blame.
-    pub fn abandon(&mut self, task: &TaskId) {
-        self.rewound();
+    /// The task failed by its own fault, or was taken out, while the epoch was open: it leaves the lane. What the epoch
+    /// held of the other tasks is dropped with it, since they share a transaction. No row is to blame, so it is not
+    /// counted as an abort.
+    pub fn abandon(&mut self, task: &TaskId) -> Result<(), OutOfOrder> {
+        self.rewound()?;
         self.tasks.remove(task);
+        Ok(())
     }
 
-    /// A row that cannot be committed is being searched for.
-    pub fn bisecting(&self) -> bool {
-        self.bisection.active()
+    fn rewind(&mut self) {
+        self.tasks.values_mut().for_each(|progress| progress.read.clear());
+        self.phase = Phase::Open;
     }
 
     fn judge(&mut self) -> Verdict {
@@ -332,6 +338,11 @@ impl LaneEpoch {
         let span = |task: &TaskId, input, (from, to)| Span { task: task.clone(), input, from, to };
         let spans = self.tasks.iter().flat_map(|(task, p)| p.read.iter().map(move |(i, r)| span(task, *i, *r)));
         self.bisection.failed(spans.collect())
+    }
+
+    /// True while the search for a row that cannot be committed goes on: epochs are small, and [`Self::limit`] cuts them.
+    pub fn bisecting(&self) -> bool {
+        self.bisection.active()
     }
 
     /// How far the task may read the input in this epoch.
