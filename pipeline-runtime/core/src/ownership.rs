@@ -11,13 +11,15 @@
 //! 2. claim: append (task, generation, lane, incarnation, plan);
 //! 3. read the log up to the claim; somebody newer: stop;
 //! 4. fence every lane with an earlier claim that is neither released nor dead, and append `fenced(lane, q)`;
-//! 5. read the task's changelog to its last marker, and at least to the one that a release names; then run.
+//! 5. read the task's changelog to its end, where nothing is open, and at least to the marker that a release names; run.
 //!
 //! After any fenced error or unknown outcome it begins again at 1 for all its tasks. `docs/ownership.md` says what
 //! breaks without each rule; the simulator in `tests/simulator` proves it.
 
 mod lane;
 mod log;
+#[cfg(test)]
+mod tests;
 
 pub use lane::{Action, Event, ExitReason, Lane};
 pub use log::{ControlLog, Identity, Start, StopReason};
@@ -45,7 +47,7 @@ pub enum Rule {
     FencedPositionIsFromTheStart,
     /// Tombstones remove dead and released claims only.
     TombstonesSpareTheLiving,
-    /// Only an owner that runs the task, and so has read the markers that the releases name, removes the releases.
+    /// Only an owner that runs the task, and has read the markers that the releases name, removes the releases.
     TombstonesByTheLevelOwner,
 }
 

@@ -39,7 +39,8 @@ pub enum Event {
     FenceOverdue(LaneId),
     /// [`Action::Fence`] succeeded.
     Fenced(LaneId),
-    /// [`Action::ReadTail`] came to the end of what a `read_committed` reader sees: the epoch of the last marker.
+    /// [`Action::ReadTail`] came to the end of the changelog, where nothing is open: the epoch of the last marker. An
+    /// abort whose markers are late hides what was committed behind it, so the last stable offset is not that end.
     TailRead { task: TaskId, last: Epoch },
     /// The changelog cannot be continued (I6); the engine reports the error itself.
     TailRefused(TaskId),
@@ -129,6 +130,14 @@ struct Task {
     /// The last assignment has it.
     wanted: bool,
     phase: Phase,
+    /// The last marker that was read.
+    level: Epoch,
+}
+
+impl Task {
+    fn new(generation: Generation, wanted: bool, phase: Phase) -> Self {
+        Self { generation, wanted, phase, level: Epoch(0) }
+    }
 }
 
 /// One lane in one process.
@@ -314,8 +323,7 @@ impl Lane {
             }
         }
         for id in wanted {
-            let task = Task { generation: self.generation, wanted: true, phase: IDLE };
-            self.tasks.entry(id).or_insert(task);
+            self.tasks.entry(id).or_insert(Task::new(self.generation, true, IDLE));
         }
     }
 
@@ -399,8 +407,7 @@ impl Lane {
         } else if let Some(newer) = newer {
             self.stop(id.clone(), StopReason::NewerClaim(newer));
         } else if forced || self.log.holders(id, self.id).is_empty() {
-            let task = Task { generation: self.generation, wanted, phase: Phase::Claiming };
-            self.tasks.insert(id.clone(), task);
+            self.tasks.insert(id.clone(), Task::new(self.generation, wanted, Phase::Claiming));
             self.append(Record::Claim { id: self.claim(id), plan: self.plan });
         } else if !waiting {
             self.set(id, Phase::Idle { waiting: true, forced });
@@ -493,6 +500,7 @@ impl Lane {
             self.actions.push(Action::ReadTail { task: id, needed });
         } else if self.tasks.get(&id).is_some_and(|task| task.wanted) {
             self.set(&id, Phase::Running);
+            self.tasks.entry(id.clone()).and_modify(|task| task.level = last);
             self.actions.push(Action::Run(self.claim(&id)));
         } else {
             self.release(&id, last);
@@ -545,13 +553,14 @@ impl Lane {
     }
 
     fn compact(&mut self) {
-        let level = |phase: &Phase| match phase {
-            Phase::Running => true,
-            Phase::Claimed(_) | Phase::Tail { .. } => !self.rules.keep(Rule::TombstonesByTheLevelOwner),
+        let any = !self.rules.keep(Rule::TombstonesByTheLevelOwner);
+        let level = |(id, task): &(&TaskId, &Task)| match task.phase {
+            Phase::Running | Phase::Claimed(_) | Phase::Tail { .. } if any => true,
+            // A release may have come after the tail was read, from another life of this lane that had fenced us.
+            Phase::Running => task.level >= self.log.needed_epoch(&self.claim(id)),
             _ => false,
         };
-        let owned: Vec<TaskId> =
-            self.tasks.iter().filter(|(_, task)| level(&task.phase)).map(|(id, _)| id.clone()).collect();
+        let owned: Vec<TaskId> = self.tasks.iter().filter(level).map(|(id, _)| id.clone()).collect();
         let claims = owned.iter().flat_map(|id| self.log.tombstones(&self.claim(id)));
         let keys: Vec<Key> = claims.chain(self.log.spent_fences().into_iter().filter(|_| !owned.is_empty())).collect();
         self.actions.extend(keys.into_iter().map(|key| Action::Append(Change::Forget(key))));

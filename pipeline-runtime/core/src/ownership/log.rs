@@ -303,7 +303,8 @@ impl ControlLog {
         self.tasks.values().filter_map(wanting).min().map(|(_, lane)| lane)
     }
 
-    /// The keys that the owner `me` of a task, which runs it, may remove from the log, in the order in which it must.
+    /// The keys that the owner `me` of a task, which runs it behind [`Self::needed_epoch`], may remove from the log, in the
+    /// order in which it must.
     ///
     /// Only dead and released claims go, and never the newest: it is what stops whoever wakes up late. The order of the
     /// log keeps a dead claim before the claim that killed it, and a release behind the claim that it cancels, so that a
