@@ -96,6 +96,8 @@ enum Pending {
 #[derive(Default)]
 struct Coordinator {
     epoch: u32,
+    /// The last epoch that was fenced because its transaction had been open for too long.
+    timed_out: Option<u32>,
     open: Option<Open>,
     pending: Vec<Pending>,
 }
@@ -103,6 +105,9 @@ struct Coordinator {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     Fenced,
+    /// Fenced, and as the producer's own clock says because its transaction had been open for too long. Whether others
+    /// have initialised the id since, it cannot tell.
+    TimedOut,
     /// CONCURRENT_TRANSACTIONS: try again.
     Busy,
 }
@@ -112,6 +117,8 @@ pub struct Broker {
     ids: BTreeMap<LaneId, Coordinator>,
     offsets: BTreeMap<usize, usize>,
     next_txn: u64,
+    /// Its coordinator is slower than the others to write markers.
+    pub slow: Option<LaneId>,
     pub changelog_id: u32,
     pub audit: Audit,
 }
@@ -134,7 +141,7 @@ impl Broker {
             logs.insert(Tp(Topic::Source, partition), Log { entries, ..Log::default() });
         }
         let (ids, offsets) = (BTreeMap::new(), BTreeMap::new());
-        Self { logs, ids, offsets, next_txn: 0, changelog_id: 1, audit: Audit::default() }
+        Self { logs, ids, offsets, next_txn: 0, slow: None, changelog_id: 1, audit: Audit::default() }
     }
 
     /// InitProducerId: aborts what is open, waits for the markers, and hands out the next epoch.
@@ -148,17 +155,35 @@ impl Broker {
         Ok(coordinator.epoch)
     }
 
-    /// The coordinator's timeout, or somebody's initialisation: the producer is fenced from now on.
-    pub fn abort_open(&mut self, id: LaneId) -> bool {
-        let Some(coordinator) = self.ids.get_mut(&id) else { return false };
-        let Some(open) = coordinator.open.take() else { return false };
-        coordinator.epoch += 1;
-        coordinator.end(&open, false);
-        true
+    /// The producer with an open transaction, and how many rows that has.
+    pub fn writer(&self, id: LaneId) -> Option<(u32, usize)> {
+        let coordinator = self.ids.get(&id)?;
+        let records = &coordinator.open.as_ref()?.records;
+        Some((coordinator.epoch, records.iter().filter(|(_, body)| matches!(body, Body::Row(..))).count()))
+    }
+
+    /// The transaction was open for too long: the coordinator aborts it, and fences its producer.
+    pub fn time_out(&mut self, id: LaneId) {
+        self.ids.entry(id).and_modify(|coordinator| coordinator.timed_out = Some(coordinator.epoch));
+        self.abort_open(id);
+    }
+
+    /// Whoever had the transaction is fenced from now on.
+    fn abort_open(&mut self, id: LaneId) {
+        if let Some(coordinator) = self.ids.get_mut(&id)
+            && let Some(open) = coordinator.open.take()
+        {
+            coordinator.epoch += 1;
+            coordinator.end(&open, false);
+        }
     }
 
     fn coordinator(&mut self, id: LaneId, epoch: u32) -> Result<&mut Coordinator, Refusal> {
-        self.ids.get_mut(&id).filter(|c| c.epoch == epoch).ok_or(Refusal::Fenced)
+        match self.ids.get_mut(&id) {
+            Some(coordinator) if coordinator.epoch == epoch => Ok(coordinator),
+            Some(coordinator) if coordinator.timed_out == Some(epoch) => Err(Refusal::TimedOut),
+            _ => Err(Refusal::Fenced),
+        }
     }
 
     /// Opens a transaction if none is open; its number.
@@ -210,8 +235,10 @@ impl Broker {
 
     /// Writes one marker that is due; false when none is.
     pub fn deliver_marker(&mut self, rng: &mut Rng) -> bool {
-        let waiting = self.ids.values_mut().filter(|c| !c.pending.is_empty());
-        let mut waiting: Vec<&mut Coordinator> = waiting.collect();
+        let slow = self.slow;
+        let mut due = |id: &LaneId| slow != Some(*id) || rng.per_mille(15);
+        let waiting = self.ids.iter_mut().filter(|(id, c)| !c.pending.is_empty() && due(id));
+        let mut waiting: Vec<&mut Coordinator> = waiting.map(|(_, coordinator)| coordinator).collect();
         if waiting.is_empty() {
             return false;
         }
@@ -234,6 +261,11 @@ impl Broker {
         let log = self.logs.get(&tp)?;
         let range = from.max(log.start)..log.stable_end();
         range.map(|at| (at, log.entries[at])).find(|(_, (fate, _))| *fate == Fate::Visible).map(|(at, (_, b))| (at, b))
+    }
+
+    /// Some transaction has no marker there yet.
+    pub fn is_open(&self, tp: Tp) -> bool {
+        self.logs.get(&tp).is_some_and(|log| !log.open.is_empty())
     }
 
     /// Everything visible, from the start of the log.

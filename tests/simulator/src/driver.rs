@@ -31,14 +31,29 @@ pub struct Env {
     /// In a thousand: an answer to a commit that does not come, or a write to the disk that fails.
     pub unknown: u32,
     pub disk_full: u32,
+    /// In a thousand: an epoch that is given up at its end, though no row of it is to blame.
+    pub mishap: u32,
+    /// Lanes abort by themselves; see [`Env::readable`].
+    pub aborts: bool,
     /// In a thousand: an epoch is closed although there is more to read.
     pub close: u32,
     /// In a thousand: a lane that could read a row does.
     pub work: u32,
     /// In a thousand: the answer to a fence does not come yet.
     pub slow_fence: u32,
+    /// In a thousand: a lane's first initialisation does not come to be yet.
+    pub slow_birth: u32,
     /// EndTxn requests whose client has given up; they may still arrive.
     pub late: Vec<(LaneId, u32, u64)>,
+}
+
+impl Env {
+    /// Whether a tail can be read to its end, which is where nothing is open: while the markers of an abort are on their
+    /// way, nobody sees the epochs that later owners have committed behind it. Where nobody aborts, the last stable offset
+    /// is the end, so that there the epoch that a release names is all there is to rely on.
+    fn readable(&self, tp: Tp) -> bool {
+        !self.aborts || self.mutant == Some(Mutant::TailEndsAtStableOffset) || !self.broker.is_open(tp)
+    }
 }
 
 /// A task's RocksDB.
@@ -75,7 +90,9 @@ pub struct SimLane {
     pub outbox: VecDeque<(u64, Change)>,
     pub acks: VecDeque<(Change, Offset)>,
     appends: u64,
-    producer: Option<u32>,
+    pub producer: Option<u32>,
+    /// Has initialised its id at least once.
+    born: bool,
     running: BTreeMap<usize, Running>,
     finishing: BTreeSet<usize>,
     permits: VecDeque<(ApplyPermit, State, usize)>,
@@ -109,6 +126,7 @@ impl SimLane {
             acks: VecDeque::new(),
             appends: 0,
             producer: None,
+            born: false,
             running: BTreeMap::new(),
             finishing: BTreeSet::new(),
             permits: VecDeque::new(),
@@ -134,6 +152,13 @@ impl SimLane {
     /// Nothing to do, nothing in flight.
     pub fn idle(&self) -> bool {
         self.actions.is_empty() && self.outbox.is_empty() && self.acks.is_empty() && self.permits.is_empty()
+    }
+
+    /// Tombstones are on their way.
+    pub fn compacts(&self) -> bool {
+        let forgets = |change: &Change| matches!(change, Change::Forget(_));
+        self.outbox.iter().any(|(_, change)| forgets(change))
+            || self.actions.iter().any(|action| matches!(action, Action::Append(change) if forgets(change)))
     }
 
     pub fn runs(&self) -> impl Iterator<Item = usize> {
@@ -183,12 +208,14 @@ impl SimLane {
     fn act(&mut self, action: Action, env: &mut Env) {
         let id = self.core.id();
         let done = match action.clone() {
+            Action::Initialise if !self.born && env.rng.per_mille(env.slow_birth) => false,
             Action::Initialise => env.broker.initialise(id).map(|epoch| self.producer = Some(epoch)).is_ok(),
             Action::Fence(lane) => self.fence(lane, env),
             Action::ReadControlTo(to) => {
                 self.read_control(env);
                 self.core.log().next() > to
             }
+            Action::ReadTail { task, .. } => env.readable(Tp(Topic::Changelog, model::index(&task))),
             _ => true,
         };
         if !done {
@@ -197,7 +224,10 @@ impl SimLane {
         self.actions.pop_front();
         env.trace.line(format_args!("{id}/{:x} {action:?}", self.writer.0));
         match action {
-            Action::Initialise => self.tell(Event::Initialised),
+            Action::Initialise => {
+                self.born = true;
+                self.tell(Event::Initialised);
+            }
             Action::Fence(lane) => self.tell(Event::Fenced(lane)),
             Action::Append(change) => {
                 self.appends += 1;
@@ -288,7 +318,16 @@ impl SimLane {
     }
 
     fn work(&mut self, env: &mut Env) {
-        match self.epoch.phase() {
+        if self.producer.is_none() && env.mutant == Some(Mutant::GoesOnAfterTimeOut) && !self.running.is_empty() {
+            self.producer = env.broker.initialise(self.core.id()).ok();
+        }
+        let phase = self.epoch.phase();
+        let mishap = if phase == Phase::Draining { env.mishap } else { env.mishap / 20 };
+        match phase {
+            // The brokers restart, or a task fails by its own fault: nobody's row is to blame.
+            Phase::Open | Phase::Draining if self.producer.is_some() && env.rng.per_mille(mishap) => {
+                self.give_up_epoch(env)
+            }
             Phase::Open => {
                 let leaving =
                     self.finishing.iter().copied().find_map(|t| Some((t, self.epoch.leave(&model::task(t))?)));
@@ -315,6 +354,27 @@ impl SimLane {
         }
     }
 
+    fn give_up_epoch(&mut self, env: &mut Env) {
+        let running: Vec<usize> = self.running.keys().copied().collect();
+        if self.running.values().all(|run| run.next == run.from) {
+            return;
+        }
+        let failing = match self.epoch.phase() {
+            Phase::Open => running.get(env.rng.below(running.len() + 1)).copied(),
+            _ => None,
+        };
+        if !self.abort(env) {
+            return;
+        }
+        let Some(index) = failing else {
+            return self.epoch.rewound().expect("the phase was looked at");
+        };
+        let (task, committed) = (model::task(index), Epoch(self.running[&index].epoch));
+        env.trace.line(format_args!("{} {task} fails", self.core.id()));
+        self.epoch.abandon(&task).expect("the phase was looked at");
+        self.failed(task, committed);
+    }
+
     /// Takes one row of some task into the open epoch; false when there is none.
     fn process(&mut self, env: &mut Env) -> bool {
         let (id, producer) = (self.core.id(), self.producer.unwrap_or_default());
@@ -331,8 +391,8 @@ impl SimLane {
             }
             match env.broker.begin(id, producer) {
                 Err(Refusal::Busy) => return true,
-                Err(Refusal::Fenced) => {
-                    self.lost(Loss::Fenced, env);
+                Err(refusal) => {
+                    self.refused(refusal, env);
                     return true;
                 }
                 Ok(_) => {}
@@ -377,8 +437,8 @@ impl SimLane {
                 self.disk[index].state.extend(&run.overlay);
                 (self.disk[index].epoch, self.disk[index].next) = (epoch.0, run.next);
             }
-            if env.broker.send_offset(id, producer, index, run.next).is_err() {
-                self.lost(Loss::Fenced, env);
+            if let Err(refusal) = env.broker.send_offset(id, producer, index, run.next) {
+                self.refused(refusal, env);
                 return true;
             }
         }
@@ -386,8 +446,8 @@ impl SimLane {
             self.stash = mem::take(&mut records);
         }
         for (tp, body) in records {
-            if env.broker.produce(id, producer, tp, body).is_err() {
-                self.lost(Loss::Fenced, env);
+            if let Err(refusal) = env.broker.produce(id, producer, tp, body) {
+                self.refused(refusal, env);
                 return true;
             }
         }
@@ -398,11 +458,10 @@ impl SimLane {
     }
 
     fn follow(&mut self, next: Next, env: &mut Env) {
-        let (id, producer) = (self.core.id(), self.producer.unwrap_or_default());
         match next {
-            Next::Commit => match env.broker.begin(id, producer) {
+            Next::Commit => match env.broker.begin(self.core.id(), self.producer.unwrap_or_default()) {
                 Ok(txn) => self.commit = Some(Commit { txn, arrived: None }),
-                Err(_) => self.lost(Loss::Fenced, env),
+                Err(refusal) => self.refused(refusal, env),
             },
             Next::Apply(permits) => {
                 self.tell(Event::Committed);
@@ -413,22 +472,32 @@ impl SimLane {
                     self.permits.push_back((permit, mem::take(&mut run.overlay), run.next));
                 }
             }
-            Next::Abort | Next::AbortAndStop(_) => {
-                let aborted = env.broker.begin(id, producer).and_then(|txn| env.broker.end(id, producer, txn, false));
-                env.trace.line(format_args!("{id} aborts: {aborted:?}"));
-                if aborted.is_err() && env.mutant != Some(Mutant::UnknownIsAborted) {
-                    return self.lost(Loss::Fenced, env);
-                }
-                if let Next::AbortAndStop(task) = next {
-                    env.broker.audit.report(Violation::GoodRowGivenUp { task: model::index(&task) });
-                }
-                self.stash.clear();
-                for run in self.running.values_mut() {
-                    run.overlay.clear();
-                    run.next = run.from;
-                }
+            Next::Abort => drop(self.abort(env)),
+            Next::AbortAndStop(task) => {
+                env.broker.audit.report(Violation::GoodRowGivenUp { task: model::index(&task) });
             }
             Next::Recover => self.recover(),
+        }
+    }
+
+    /// Aborts the transaction and goes back to where it began; false when the producer is lost.
+    fn abort(&mut self, env: &mut Env) -> bool {
+        let (id, producer) = (self.core.id(), self.producer.unwrap_or_default());
+        let aborted = env.broker.begin(id, producer).and_then(|txn| env.broker.end(id, producer, txn, false));
+        env.trace.line(format_args!("{id} aborts: {aborted:?}"));
+        match aborted {
+            Err(refusal) if env.mutant != Some(Mutant::UnknownIsAborted) => self.refused(refusal, env),
+            _ => self.rewind(),
+        }
+        self.producer.is_some()
+    }
+
+    fn rewind(&mut self) {
+        self.rejected = false;
+        self.stash.clear();
+        for run in self.running.values_mut() {
+            run.overlay.clear();
+            run.next = run.from;
         }
     }
 
@@ -449,6 +518,7 @@ impl SimLane {
             }
             Some(_) if gives_up => CommitOutcome::Unknown,
             Some(Ok(())) => CommitOutcome::Committed,
+            Some(Err(Refusal::TimedOut)) => return self.lost(Loss::TimedOut, env),
             Some(Err(_)) => CommitOutcome::Fenced,
         };
         env.trace.line(format_args!("{id} commit: {outcome:?}"));
@@ -469,7 +539,7 @@ impl SimLane {
         let (id, producer) = (self.core.id(), self.producer.unwrap_or_default());
         match env.broker.begin(id, producer) {
             Err(Refusal::Busy) => self.commit = Some(commit),
-            Err(Refusal::Fenced) => self.lost(Loss::Fenced, env),
+            Err(refusal) => self.refused(refusal, env),
             Ok(txn) => {
                 for (tp, body) in mem::take(&mut self.stash) {
                     env.broker.produce(id, producer, tp, body).expect("the transaction has just begun");
@@ -485,10 +555,7 @@ impl SimLane {
         if env.rng.per_mille(env.disk_full) {
             env.trace.line(format_args!("{} cannot apply epoch {epoch} of {}", self.core.id(), permit.task()));
             let task = self.epoch.apply_failed(permit);
-            self.running.remove(&index);
-            self.finishing.remove(&index);
-            self.actions.retain(|action| *action != Action::Finish(task.clone()));
-            return self.tell(Event::Failed { task, committed: epoch });
+            return self.failed(task, epoch);
         }
         let local = &mut self.disk[index];
         local.state.extend(overlay);
@@ -499,8 +566,26 @@ impl SimLane {
         }
     }
 
+    /// A task is out, and restored from its tail.
+    fn failed(&mut self, task: TaskId, committed: Epoch) {
+        self.running.remove(&model::index(&task));
+        self.finishing.remove(&model::index(&task));
+        self.actions.retain(|action| *action != Action::Finish(task.clone()));
+        self.tell(Event::Failed { task, committed });
+    }
+
+    fn refused(&mut self, refusal: Refusal, env: &mut Env) {
+        let loss = if refusal == Refusal::TimedOut { Loss::TimedOut } else { Loss::Fenced };
+        self.lost(loss, env);
+    }
+
     fn lost(&mut self, loss: Loss, env: &mut Env) {
         env.trace.line(format_args!("{} lost: {loss:?}", self.core.id()));
+        let goes_on = env.mutant == Some(Mutant::GoesOnAfterTimeOut) && loss == Loss::TimedOut;
+        if goes_on && self.epoch.rewound().is_ok() {
+            self.producer = None;
+            return self.rewind();
+        }
         let next = self.epoch.lost(loss);
         self.follow(next, env);
     }

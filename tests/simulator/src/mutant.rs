@@ -16,18 +16,24 @@ pub enum Mutant {
     UnknownIsAborted,
     /// I6: a task without a marker is new.
     NoMarkerIsNew,
+    /// I5: a lane whose transaction timed out initialises its id and goes on with what it ran.
+    GoesOnAfterTimeOut,
+    /// I5: a tail is read to the last stable offset, though something is open behind it.
+    TailEndsAtStableOffset,
     /// A rule of the ownership protocol, in the core itself.
     Without(Rule),
 }
 
 impl Mutant {
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 19] = [
         Self::AppliesBeforeCommit,
         Self::MarkerInOwnTransaction,
         Self::TrustsGroupOffsets,
         Self::UnknownIsCommitted,
         Self::UnknownIsAborted,
         Self::NoMarkerIsNew,
+        Self::GoesOnAfterTimeOut,
+        Self::TailEndsAtStableOffset,
         Self::Without(Rule::InitialiseBeforeClaiming),
         Self::Without(Rule::ReadAfterInitialising),
         Self::Without(Rule::NewerGenerationStops),

@@ -64,8 +64,6 @@ impl fmt::Display for Violation {
 pub struct Audit {
     last: BTreeMap<usize, Marker>,
     pub violation: Option<Violation>,
-    /// Off: only the answer is judged.
-    pub on: bool,
 }
 
 impl Audit {
@@ -96,9 +94,7 @@ impl Audit {
     }
 
     pub fn report(&mut self, violation: Violation) {
-        if self.on {
-            self.violation.get_or_insert(violation);
-        }
+        self.violation.get_or_insert(violation);
     }
 }
 

@@ -50,7 +50,7 @@ const WEATHER: [(Happening, Weight, u32); 16] = [
     (H::Crash, Rarely(4), 0),
     (H::Twin, Rarely(6), 0),
     (H::PaceChanges, Often(8, 50), 0),
-    (H::TransactionTimesOut, Rarely(8), 0),
+    (H::TransactionTimesOut, Rarely(8), 2),
     (H::GroupOffsetChanges, Rarely(20), 0),
     (H::Compact, Rarely(120), 0),
     (H::Clean, Rarely(40), 0),
@@ -63,22 +63,35 @@ const WEATHER: [(Happening, Weight, u32); 16] = [
 pub enum Climate {
     /// A bit of everything.
     Mixed,
-    /// Two processes under one name, most of the time.
+    /// Two processes under one name, most of the time, whose tasks come and go.
     Twins,
-    /// Processes live long, and tasks are taken from lanes that don't hear of it.
+    /// Processes live long, and tasks are taken from lanes that don't hear of it, by fences that take long.
     Force,
+    /// Tasks go from lane to lane faster than their markers become visible.
+    SlowMarkers,
 }
 
 impl Climate {
-    pub const ALL: [Self; 4] = [Self::Mixed, Self::Twins, Self::Mixed, Self::Force];
+    pub const ALL: [Self; 4] = [Self::Mixed, Self::Twins, Self::SlowMarkers, Self::Force];
 
     /// The weight of a happening, where it differs.
     fn weight(self, happening: Happening, weight: Weight) -> Weight {
         match (self, happening) {
             (Self::Twins, H::Twin) => Often(2, 12),
-            (Self::Twins, H::TransactionTimesOut) => Rarely(40),
             (Self::Twins, H::Crash | H::Leave) | (Self::Force, H::Twin | H::Crash | H::Leave) => Often(0, 0),
+            (Self::Twins | Self::Force, H::TransactionTimesOut) => Rarely(80),
+            (Self::Twins | Self::Force, H::NewAssignment) => Often(20, 60),
+            (Self::Twins, H::AssignmentArrives) => Often(100, 300),
+            (Self::Twins, H::TimerFires) => Often(1, 16),
+            (Self::Twins, H::MarkerLands) => Often(4, 40),
+            (Self::Force, H::TimerFires) => Often(8, 60),
+            (Self::Force, H::MarkerLands) => Often(100, 600),
             (Self::Force, H::Compact) => Often(1, 120),
+            (Self::SlowMarkers, H::MarkerLands) => Often(1, 12),
+            (Self::SlowMarkers, H::Compact) => Often(40, 160),
+            (Self::SlowMarkers, H::NewAssignment) => Often(10, 40),
+            (Self::SlowMarkers, H::Crash) => Often(2, 10),
+            (Self::SlowMarkers, H::TimerFires) => Often(60, 200),
             _ => weight,
         }
     }
@@ -120,8 +133,16 @@ impl Pace {
 
     pub fn any(climate: Climate, rng: &mut Rng) -> Self {
         let mut one = |of: [u32; 5]| of[rng.below(5)];
-        let (steps, appends) = (one([0, 1, 10, 30, 100]), one([0, 1, 10, 30, 100]));
-        let hears = one(if climate == Climate::Force { [0, 0, 0, 0, 1] } else { [0, 0, 1, 1, 1] }) > 0;
-        Self { steps, appends, hears, follows: one([0, 10, 50, 50, 300]) }
+        let stalls = matches!(climate, Climate::Mixed | Climate::SlowMarkers);
+        Self {
+            steps: one(if stalls { [0, 1, 10, 30, 100] } else { [10, 10, 10, 30, 30] }),
+            appends: one([0, 1, 10, 30, 100]),
+            hears: one(match climate {
+                Climate::Mixed | Climate::SlowMarkers => [0, 0, 1, 1, 1],
+                Climate::Twins => [1, 1, 1, 1, 1],
+                Climate::Force => [0, 0, 0, 0, 1],
+            }) > 0,
+            follows: one(if stalls { [0, 10, 50, 50, 300] } else { [0, 50, 300, 300, 300] }),
+        }
     }
 }

@@ -71,21 +71,16 @@ struct World {
     calm: bool,
 }
 
-/// Runs one seed, with all checks.
+/// Runs one seed; `record` keeps the lines of the trace.
 pub fn run(seed: u64, mutant: Option<Mutant>, record: bool) -> Run {
-    run_with(seed, mutant, record, true)
-}
-
-/// Runs one seed; without the audit only the answer is judged.
-pub fn run_with(seed: u64, mutant: Option<Mutant>, record: bool, audit: bool) -> Run {
     let mut rng = Rng::new(seed);
     let rows = 10 + rng.below(110);
-    let poison = if rng.per_mille(250) { 60 } else { 0 };
+    let climate = Climate::ALL[seed as usize % Climate::ALL.len()];
+    let aborts = rng.per_mille(if climate == Climate::Twins { 200 } else { 500 });
+    let poison = if aborts && rng.per_mille(500) { 60 } else { 0 };
     let sources = model::sources(&mut rng, rows, poison);
     let answer = model::answer(&sources);
-    let climate = Climate::ALL[seed as usize % Climate::ALL.len()];
-    let mut world = World::new(climate, rng, &sources, Trace::new(record), mutant);
-    world.env.broker.audit.on = audit;
+    let mut world = World::new(climate, aborts, rng, &sources, Trace::new(record), mutant);
     let violation = world.live(&answer);
     if let Some(violation) = &violation {
         world.env.trace.line(format_args!("{violation}"));
@@ -95,12 +90,19 @@ pub fn run_with(seed: u64, mutant: Option<Mutant>, record: bool, audit: bool) ->
 }
 
 impl World {
-    fn new(climate: Climate, mut rng: Rng, sources: &[Vec<model::Row>], trace: Trace, mutant: Option<Mutant>) -> Self {
+    fn new(
+        climate: Climate,
+        aborts: bool,
+        mut rng: Rng,
+        sources: &[Vec<model::Row>],
+        trace: Trace,
+        mutant: Option<Mutant>,
+    ) -> Self {
         let weather = Weather::of(climate, &mut rng);
         let (workers, lanes) = match climate {
             Climate::Mixed => (2 + rng.below(2) as u32, 1 + rng.below(2) as u32),
             Climate::Twins => (2, 1),
-            Climate::Force => (3, 1),
+            Climate::Force | Climate::SlowMarkers => (3, 1),
         };
         let mut control = ControlTopic::default();
         let created = Created { topic_id: "1".into(), partitions: TASKS as i32, begun: TASKS as i32 };
@@ -109,13 +111,33 @@ impl World {
         let mut chance = |max| {
             if climate == Climate::Mixed && rng.per_mille(500) { rng.below(max) as u32 } else { 0 }
         };
-        let (unknown, disk_full, close) = (chance(300), chance(100), 50 + rng.below(400) as u32);
-        let slow_fence = [0, 900, 990, 998][rng.below(4)];
+        let (unknown, disk_full) = (chance(300), chance(100));
+        let mishap = if aborts { rng.below(400) as u32 } else { 0 };
+        let close = 50 + rng.below(400) as u32;
+        let slow_fence = if climate == Climate::Force { 990 } else { [0, 900, 990, 998][rng.below(4)] };
+        let slow_birth = if climate == Climate::Force { 0 } else { [0, 0, 900, 990][rng.below(4)] };
         let (broker, late) = (Broker::new(sources), Vec::new());
-        let env = Env { broker, control, rng, trace, mutant, unknown, disk_full, work, close, slow_fence, late };
+        let env = Env {
+            broker,
+            control,
+            rng,
+            trace,
+            mutant,
+            unknown,
+            disk_full,
+            mishap,
+            aborts,
+            work,
+            close,
+            slow_fence,
+            slow_birth,
+            late,
+        };
         let (processes, assignments) = (Vec::new(), Vec::new());
         let mut world = Self { env, processes, workers, lanes, assignments, weather, lives: 0, climate, calm: false };
         world.assign();
+        world.env.broker.slow =
+            Some(world.any_lane()).filter(|_| matches!(climate, Climate::Mixed | Climate::SlowMarkers));
         let twice = world.env.rng.per_mille(300) && climate != Climate::Force || climate == Climate::Twins;
         (0..workers << u32::from(twice)).for_each(|at| world.start(at % workers, None));
         world
@@ -145,7 +167,9 @@ impl World {
         self.calm = true;
         self.env.trace.line(format_args!("calm: {ending:?}"));
         self.weather = Weather::calm();
-        (self.env.unknown, self.env.disk_full, self.env.work, self.env.close) = (0, 0, 1000, 50);
+        (self.env.unknown, self.env.disk_full, self.env.mishap) = (0, 0, 0);
+        (self.env.work, self.env.close, self.env.slow_fence, self.env.slow_birth) = (1000, 50, 0, 0);
+        self.env.broker.slow = None;
         self.processes.iter_mut().for_each(|process| process.pace = Pace::EVEN);
         if ending != Ending::Plain {
             (0..self.processes.len()).for_each(|at| self.crash(at));
@@ -206,7 +230,7 @@ impl World {
         let broker = &self.env.broker;
         let damaged = |task: &usize| self.damaged(ending, *task);
         let not_refused = (0..TASKS).filter(damaged).find(|task| broker.audit.last(*task).epoch != before[*task]);
-        if let Some(task) = not_refused.filter(|_| broker.audit.on) {
+        if let Some(task) = not_refused {
             return Some(Violation::NotRefused { task });
         }
         let complete = !(0..TASKS).any(|task| damaged(&task));
@@ -252,20 +276,31 @@ impl World {
             }
             (H::Twin, Some(at)) if self.alive() < TWINS_MAX + self.workers as usize => self.replace(at),
             (H::PaceChanges, Some(at)) => self.processes[at].pace = Pace::any(self.climate, &mut self.env.rng),
-            (H::TransactionTimesOut, Some(at)) => {
-                let id = self.processes[at].lanes[0].core.id();
-                if self.env.broker.abort_open(id) {
-                    self.env.trace.line(format_args!("the transaction of {id} times out"));
-                }
-            }
+            (H::TransactionTimesOut, _) => self.time_out(),
             (H::GroupOffsetChanges, _) => {
                 let (task, to) = (self.env.rng.below(TASKS), self.env.rng.below(20));
                 self.env.broker.reset_offset(task, to);
             }
-            (H::Compact, Some(at)) => self.processes[at].lanes.iter_mut().for_each(|lane| lane.tell(Event::Compact)),
+            (H::Compact, Some(at)) => {
+                let lanes = self.processes[at].lanes.iter_mut().filter(|lane| !lane.compacts());
+                lanes.for_each(|lane| lane.tell(Event::Compact));
+            }
             (H::Clean, _) => self.env.control.clean(&mut self.env.rng),
             (H::Leave, Some(at)) => self.processes[at].lanes.iter_mut().for_each(|lane| lane.tell(Event::Leave)),
             _ => {}
+        }
+    }
+
+    /// Transactions of processes that are gone always time out in the end, the others now and then. One of a single row
+    /// never takes that long, or the search for the row that cannot be committed would find one that can.
+    fn time_out(&mut self) {
+        let id = self.any_lane();
+        let Some((epoch, rows)) = self.env.broker.writer(id) else { return };
+        let alive = self.processes.iter().filter(|process| process.alive).flat_map(|process| &process.lanes);
+        let abandoned = !alive.into_iter().any(|lane| lane.core.id() == id && lane.producer == Some(epoch));
+        if abandoned || rows > 1 && !self.calm {
+            self.env.trace.line(format_args!("the transaction of {id} times out"));
+            self.env.broker.time_out(id);
         }
     }
 
