@@ -252,9 +252,9 @@ fn what_was_asked_to_commit_is_neither_rewound_nor_abandoned() {
     let mut lane = lane();
     read(&mut lane, 0, 0, 5);
     lane.close().expect("the epoch is open");
-    assert_eq!(lane.abandon(&task(1)), Err(OutOfOrder(Phase::Draining, "abandoning a task")));
     lane.delivered(Delivery::Complete).expect("the epoch is draining");
     assert_eq!(lane.rewound(), Err(OutOfOrder(Phase::Committing, "rewinding")));
+    assert_eq!(lane.abandon(&task(1)), Err(OutOfOrder(Phase::Committing, "rewinding")));
     lane.commit_returned(CommitOutcome::Committed).expect("the epoch is committing");
     assert_eq!(lane.rewound(), Err(OutOfOrder(Phase::Applying, "rewinding")));
 }
@@ -301,7 +301,7 @@ const EMPTY: ChangelogFacts<'_> = ChangelogFacts {
 
 #[test]
 fn a_task_is_new_only_where_nothing_can_have_been_lost() {
-    let made = Created { topic_id: "id".into(), partitions: 4 };
+    let made = Created { topic_id: "id".into(), partitions: 4, begun: 4 };
     let marker = ChangelogFacts { last_marker: Some(Epoch(7)), ..EMPTY };
     let cut = ChangelogFacts { log_start: Offset(50), ..EMPTY };
     let local = |epoch, facts: &ChangelogFacts<'static>| ChangelogFacts { local: Some(Epoch(epoch)), ..facts.clone() };

@@ -171,7 +171,7 @@ fn a_prefix_belongs_to_one_pipeline() {
 
 #[test]
 fn the_first_record_of_a_topic_counts() {
-    let created = |topic_id: &str| Created { topic_id: topic_id.into(), partitions: 4 };
+    let created = |topic_id: &str| Created { topic_id: topic_id.into(), partitions: 4, begun: 4 };
     let put = |topic_id| Record::Created { topic: "log".into(), created: created(topic_id) };
     let log = log(&[put("first"), put("second")]);
     assert_eq!((log.created("log"), log.created("other")), (Some(&created("first")), None));
