@@ -23,7 +23,7 @@ use crate::clock;
 use crate::log::{Assignment, CommitError, End, InputId, InternalKind, Log, LogError, Outbox};
 use crate::metrics::Metrics;
 use crate::state::{StateBudget, TaskState};
-use build::{BuildError, Builder, Known};
+use build::{Begin, BuildError, Builder, Known};
 use task::{Now, Task, TaskError};
 use topology::{Names, Topology};
 
@@ -293,15 +293,8 @@ impl<L: Log> Engine<L> {
         let restored = self.builder.restore(id, open, known, clock::now_ms(), &mut self.log)?;
         if restored.level {
             let grown = known.and_then(|k| k.created).is_some_and(|created| id.partition.0 >= created.begun);
-            let task = self.builder.task(
-                id,
-                restored.state,
-                restored.marker,
-                grown,
-                clock::steady_ms(),
-                &mut self.log,
-                &mut self.outbox,
-            )?;
+            let begin = Begin { state: restored.state, marker: restored.marker, grown };
+            let task = self.builder.task(id, begin, clock::steady_ms(), &mut self.log, &mut self.outbox)?;
             self.restored.insert(id.clone(), task);
         } else {
             self.states.insert(id.clone(), restored.state);
@@ -558,9 +551,8 @@ impl<L: Log> Engine<L> {
             task.state.discard();
             let (id, generation) = (task.id, task.generation);
             let marker = self.builder.marker(&id, &task.state)?;
-            let now_ms = clock::steady_ms();
-            let mut task =
-                self.builder.task(&id, task.state, marker, task.grown, now_ms, &mut self.log, &mut self.outbox)?;
+            let begin = Begin { state: task.state, marker, grown: task.grown };
+            let mut task = self.builder.task(&id, begin, clock::steady_ms(), &mut self.log, &mut self.outbox)?;
             task.generation = generation;
             self.place(slot, task)?;
         }

@@ -26,15 +26,20 @@ pub struct Metrics {
     future: IntCounterVec,
     epochs: IntCounterVec,
     waiting: IntGaugeVec,
+    sources: Sources,
+    task_running: IntGaugeVec,
+    watermark: GaugeVec,
+    published: Mutex<BTreeMap<TaskId, Published>>,
+}
+
+/// How far the reading of source partitions is.
+struct Sources {
     lag_records: IntGaugeVec,
     lag_seconds: GaugeVec,
     lag_known: IntGaugeVec,
     hidden_records: IntGaugeVec,
     hidden_seconds: GaugeVec,
     unread_records: IntGaugeVec,
-    task_running: IntGaugeVec,
-    watermark: GaugeVec,
-    published: Mutex<BTreeMap<TaskId, Published>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,11 +61,52 @@ struct Published {
     gauges: BTreeSet<String>,
 }
 
+impl Sources {
+    fn new(registry: &Registry) -> prometheus::Result<Self> {
+        let source = &["source", "partition"];
+        Ok(Self {
+            lag_records: gauge(registry, "millrace_source_lag_records", "Records that are there and not read", source)?,
+            lag_seconds: float_gauge(
+                registry,
+                "millrace_source_lag_seconds",
+                "Age of the oldest record that is not read, by its timestamp; 0 when all are",
+                source,
+            )?,
+            lag_known: gauge(registry, "millrace_source_lag_known", "1 when the lag is known, else 0", source)?,
+            hidden_records: gauge(
+                registry,
+                "millrace_source_blocked_records",
+                "Records that somebody's open transaction keeps from being read; they are no lag",
+                source,
+            )?,
+            hidden_seconds: float_gauge(
+                registry,
+                "millrace_source_blocked_seconds",
+                "For how long the same open transaction has done so",
+                source,
+            )?,
+            unread_records: gauge(
+                registry,
+                "millrace_source_unread_records",
+                "Records in partitions that came after the pipeline's start, and that its stages with state do not read",
+                source,
+            )?,
+        })
+    }
+
+    fn forget(&self, labels: &[&str]) {
+        gone(self.lag_records.remove_label_values(labels));
+        gone(self.lag_seconds.remove_label_values(labels));
+        gone(self.lag_known.remove_label_values(labels));
+        gone(self.hidden_records.remove_label_values(labels));
+        gone(self.hidden_seconds.remove_label_values(labels));
+    }
+}
+
 impl Metrics {
     pub fn new() -> prometheus::Result<Self> {
         let registry = Registry::new();
         let step = &["stage", "partition", "step"];
-        let source = &["source", "partition"];
         Ok(Self {
             rows_in: counter(
                 &registry,
@@ -89,37 +135,7 @@ impl Metrics {
             )?,
             epochs: counter(&registry, "millrace_epochs_total", "Committed epochs", &["stage", "partition"])?,
             waiting: gauge(&registry, "millrace_rows_waiting", "Rows that wait inside of a step", step)?,
-            lag_records: gauge(
-                &registry,
-                "millrace_source_lag_records",
-                "Records that are there and not read",
-                source,
-            )?,
-            lag_seconds: float_gauge(
-                &registry,
-                "millrace_source_lag_seconds",
-                "Age of the oldest record that is not read, by its timestamp; 0 when all are",
-                source,
-            )?,
-            lag_known: gauge(&registry, "millrace_source_lag_known", "1 when the lag is known, else 0", source)?,
-            hidden_records: gauge(
-                &registry,
-                "millrace_source_blocked_records",
-                "Records that somebody's open transaction keeps from being read; they are no lag",
-                source,
-            )?,
-            hidden_seconds: float_gauge(
-                &registry,
-                "millrace_source_blocked_seconds",
-                "For how long the same open transaction has done so",
-                source,
-            )?,
-            unread_records: gauge(
-                &registry,
-                "millrace_source_unread_records",
-                "Records in partitions that came after the pipeline's start, and that its stages with state do not read",
-                source,
-            )?,
+            sources: Sources::new(&registry)?,
             task_running: gauge(
                 &registry,
                 "millrace_task_running",
@@ -139,7 +155,7 @@ impl Metrics {
 
     /// Publishes what lies in a partition that nobody reads.
     pub fn unread(&self, source: &str, partition: i32, records: i64) {
-        self.unread_records.with_label_values(&[source, &partition.to_string()]).set(records);
+        self.sources.unread_records.with_label_values(&[source, &partition.to_string()]).set(records);
     }
 
     /// Publishes whether a task runs here.
@@ -196,12 +212,7 @@ impl Metrics {
         for name in &gauges {
             gone(self.waiting.remove_label_values(&[stage, partition, name]));
             gone(self.watermark.remove_label_values(&[stage, partition, name]));
-            let labels = [name.as_str(), partition];
-            gone(self.lag_records.remove_label_values(&labels));
-            gone(self.lag_seconds.remove_label_values(&labels));
-            gone(self.lag_known.remove_label_values(&labels));
-            gone(self.hidden_records.remove_label_values(&labels));
-            gone(self.hidden_seconds.remove_label_values(&labels));
+            self.sources.forget(&[name.as_str(), partition]);
         }
     }
 
@@ -224,21 +235,21 @@ impl Metrics {
             let seen = Seen { next: input.next, end: offset, end_as_of_ms: as_of_ms, head_timestamp_ms };
             lag::lag(seen, now_ms)
         });
-        self.lag_known.with_label_values(&labels).set(i64::from(lag.is_some()));
+        self.sources.lag_known.with_label_values(&labels).set(i64::from(lag.is_some()));
         match lag {
             Some(Lag { records, age_ms }) => {
-                self.lag_records.with_label_values(&labels).set(records);
-                self.lag_seconds.with_label_values(&labels).set(age_ms as f64 / MILLIS_PER_SECOND);
+                self.sources.lag_records.with_label_values(&labels).set(records);
+                self.sources.lag_seconds.with_label_values(&labels).set(age_ms as f64 / MILLIS_PER_SECOND);
             }
             // Unknown is absent, not a number.
             None => {
-                gone(self.lag_records.remove_label_values(&labels));
-                gone(self.lag_seconds.remove_label_values(&labels));
+                gone(self.sources.lag_records.remove_label_values(&labels));
+                gone(self.sources.lag_seconds.remove_label_values(&labels));
             }
         }
         let hidden = end.map(|end| end.hidden).unwrap_or_default();
-        self.hidden_records.with_label_values(&labels).set(hidden.records);
-        self.hidden_seconds.with_label_values(&labels).set(hidden.for_ms as f64 / MILLIS_PER_SECOND);
+        self.sources.hidden_records.with_label_values(&labels).set(hidden.records);
+        self.sources.hidden_seconds.with_label_values(&labels).set(hidden.for_ms as f64 / MILLIS_PER_SECOND);
     }
 
     /// The text form, for a scrape.

@@ -83,6 +83,15 @@ pub struct Restored {
     pub level: bool,
 }
 
+/// What a task is built around.
+pub struct Begin {
+    pub state: TaskState,
+    /// `None`: the task is new.
+    pub marker: Option<Marker>,
+    /// Its partitions came after the pipeline's start, so all that is in them came after it.
+    pub grown: bool,
+}
+
 impl Builder {
     fn stage(&self, id: &TaskId) -> &Stage {
         self.plan.stage(&id.stage).expect("tasks are named after stages")
@@ -93,13 +102,11 @@ impl Builder {
     }
 
     /// One task around its state. Without a marker it is new: it begins where the sources say, and its first epoch says
-    /// so for ever. `grown`: its partitions came after the pipeline's start, so all that is in them came after it.
+    /// so for ever.
     pub fn task(
         &self,
         id: &TaskId,
-        state: TaskState,
-        marker: Option<Marker>,
-        grown: bool,
+        Begin { state, marker, grown }: Begin,
         steady_ms: u64,
         log: &mut dyn Log,
         outbox: &mut Outbox,
