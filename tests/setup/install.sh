@@ -22,6 +22,7 @@ want 'pkg-config --exists openssl' libssl-dev "the only TLS that Kafka's client 
 want 'pkg-config --exists zlib' zlib1g-dev "a compression of Kafka's client"
 want 'command -v java' default-jre-headless 'runs a real Kafka for the tests'
 want 'command -v mvn' maven 'fetches that Kafka'
+want 'command -v openssl' openssl 'makes the certificates of the tests with TLS'
 want 'command -v git' git 'fetches the clone that you are in'
 want 'command -v make' make 'runs this'
 want 'command -v python3' python3 'runs the demo and the checks of the flights'

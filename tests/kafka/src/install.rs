@@ -59,19 +59,8 @@ impl Installation {
     }
 
     /// Formats a broker's data folder: by hand, from what the tool once wrote, which saves a JVM's start per broker.
-    /// Users must be there from the first record on, so with them the tool runs.
-    pub fn format(
-        &self,
-        properties: &Path,
-        home: &Path,
-        cluster_id: &str,
-        node: u32,
-        scram_users: &[(String, String)],
-    ) -> anyhow::Result<()> {
+    pub fn format(&self, home: &Path, cluster_id: &str, node: u32) -> anyhow::Result<()> {
         let data = home.join("data");
-        if !scram_users.is_empty() {
-            return self.run_format_tool(properties, cluster_id, scram_users);
-        }
         let checkpoint = data.join(CHECKPOINT);
         fs::create_dir_all(checkpoint.parent().unwrap_or(&data)).context("make a data folder")?;
         fs::copy(self.checkpoint(), &checkpoint).context("copy the checkpoint")?;
@@ -80,15 +69,12 @@ impl Installation {
         fs::write(data.join("meta.properties"), text).context("write meta.properties")
     }
 
-    fn run_format_tool(&self, properties: &Path, cluster_id: &str, users: &[(String, String)]) -> anyhow::Result<()> {
+    fn run_format_tool(&self, properties: &Path, cluster_id: &str) -> anyhow::Result<()> {
         let mut command = Command::new("java");
         command.args(["-Xmx128m", "-XX:-UsePerfData", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]);
         command.arg(format!("-Dlog4j2.configurationFile={}", self.log_config().display()));
         command.args(["-cp", &self.class_path(), "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c"]);
         command.arg(properties);
-        for (name, password) in users {
-            command.args(["--add-scram", &format!("SCRAM-SHA-512=[name={name},password={password}]")]);
-        }
         run(command)
     }
 
@@ -104,7 +90,7 @@ impl Installation {
             data.display()
         );
         fs::write(&properties, text).context("write properties")?;
-        self.run_format_tool(&properties, &random::kafka_uuid(), &[])?;
+        self.run_format_tool(&properties, &random::kafka_uuid())?;
         fs::copy(data.join(CHECKPOINT), next).context("copy the checkpoint")?;
         Ok(())
     }

@@ -28,6 +28,7 @@ mod guard;
 mod install;
 mod random;
 mod records;
+pub mod security;
 mod topics;
 pub mod wait;
 
@@ -43,7 +44,7 @@ pub const DEADLINE: Duration = Duration::from_secs(90);
 
 const BROKER_PORT: u16 = 9092;
 const CONTROLLER_PORT: u16 = 9192;
-/// Clients that speak TLS or SASL come in here, when [`Options::secured_listener`] is set.
+/// The first of [`Options::listeners`] is here, each of the others ten above the one before.
 const SECURED_PORT: u16 = 9292;
 /// How many loopback addresses are tried until one is free.
 const ADDRESSES_TRIED_MAX: u32 = 16;
@@ -65,10 +66,10 @@ pub struct Options {
     pub tuning: Tuning,
     /// Broker properties on top of (or in place of) the harness's own.
     pub properties: Vec<(String, String)>,
-    /// A second listener named SECURED, with this protocol (SSL, SASL_PLAINTEXT, SASL_SSL); `properties` say the rest.
-    pub secured_listener: Option<String>,
-    /// SCRAM-SHA-512 users that exist from the start, with their passwords.
-    pub scram_users: Vec<(String, String)>,
+    /// More listeners: names and protocols (SSL, SASL_PLAINTEXT, SASL_SSL); `properties` say the rest.
+    pub listeners: Vec<(String, String)>,
+    /// The loopback address, where a certificate has to name it; see [`free_address`].
+    pub address: Option<Ipv4Addr>,
 }
 
 impl Default for Options {
@@ -78,8 +79,8 @@ impl Default for Options {
             heap_mb: 384,
             tuning: Tuning::Start,
             properties: Vec::new(),
-            secured_listener: None,
-            scram_users: Vec::new(),
+            listeners: Vec::new(),
+            address: None,
         }
     }
 }
@@ -121,8 +122,8 @@ impl Kafka {
         let guard = Guard::start(dir.path())?;
         // From here on the guard removes the folder.
         let dir = dir.keep();
-        let mut kafka =
-            Self { brokers: Vec::new(), address: free_address()?, cluster_id: random::kafka_uuid(), dir, guard };
+        let address = options.address.map_or_else(free_address, Ok)?;
+        let mut kafka = Self { brokers: Vec::new(), address, cluster_id: random::kafka_uuid(), dir, guard };
         for id in 1..=options.brokers {
             let broker = kafka.prepare(installation, options, id, archive_at_exit)?;
             kafka.brokers.push(broker);
@@ -146,7 +147,7 @@ impl Kafka {
         fs::create_dir_all(&home).context("make a broker's folder")?;
         let properties = home.join("server.properties");
         fs::write(&properties, self.properties(options, id, &home)).context("write a broker's properties")?;
-        installation.format(&properties, &home, &self.cluster_id, id, &options.scram_users)?;
+        installation.format(&home, &self.cluster_id, id)?;
         Ok(Broker::new(id, home, properties, Jvm::new(installation, options, archive_at_exit)))
     }
 
@@ -157,9 +158,9 @@ impl Kafka {
             (1..=options.brokers).map(|id| format!("{id}@{address}:{}", port(CONTROLLER_PORT, id))).collect();
         let mut clients = format!("PLAINTEXT://{address}:{}", port(BROKER_PORT, id));
         let mut protocols = "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT".to_owned();
-        if let Some(protocol) = &options.secured_listener {
-            clients += &format!(",SECURED://{address}:{}", port(SECURED_PORT, id));
-            protocols += &format!(",SECURED:{protocol}");
+        for (index, (name, protocol)) in options.listeners.iter().enumerate() {
+            clients += &format!(",{name}://{address}:{}", secured_port(index, id));
+            protocols += &format!(",{name}:{protocol}");
         }
         let replicas = options.brokers;
         let in_sync_min = replicas.saturating_sub(1).max(1);
@@ -287,9 +288,9 @@ log.message.timestamp.after.max.ms=9223372036854775807
         self.brokers.iter().map(|b| self.server(b.id())).collect::<Vec<_>>().join(",")
     }
 
-    /// All listeners of [`Options::secured_listener`].
-    pub fn secured_servers(&self) -> String {
-        let server = |b: &Broker| format!("{}:{}", self.address, SECURED_PORT + b.id() as u16 - 1);
+    /// One of [`Options::listeners`], by its place there, of every broker.
+    pub fn servers_of(&self, listener: usize) -> String {
+        let server = |b: &Broker| format!("{}:{}", self.address, secured_port(listener, b.id()));
         self.brokers.iter().map(server).collect::<Vec<_>>().join(",")
     }
 
@@ -344,8 +345,12 @@ impl Drop for Kafka {
     }
 }
 
+fn secured_port(listener: usize, broker: u32) -> u16 {
+    SECURED_PORT + 10 * listener as u16 + broker as u16 - 1
+}
+
 /// A loopback address on which nobody listens.
-fn free_address() -> anyhow::Result<Ipv4Addr> {
+pub fn free_address() -> anyhow::Result<Ipv4Addr> {
     for _ in 0..ADDRESSES_TRIED_MAX {
         let [a, b, c] = random::octets();
         let address = Ipv4Addr::new(127, a, b, c);
