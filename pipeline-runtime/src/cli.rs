@@ -1,4 +1,5 @@
-//! The command line. Exit codes: 0 done, 1 failed, 2 mistakes in the spec or in the command.
+//! The command line. Exit codes: 0 done, 1 failed, 2 mistakes in the spec, in the command, or in what the cluster has
+//! for the pipeline.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,6 +13,7 @@ use tracing_subscriber::EnvFilter;
 mod connection;
 mod diff;
 mod explain;
+mod preflight;
 mod run;
 mod test;
 mod validate;
@@ -41,6 +43,8 @@ enum Command {
     Run(run::Args),
     /// Checks a pipeline and prints every mistake.
     Validate(validate::Args),
+    /// Checks a pipeline against its Kafka, without disturbing anything, and prints every finding.
+    Preflight(preflight::Args),
     /// Prints the plan of a pipeline.
     Explain(explain::Args),
     /// Says what an edit of a pipeline does.
@@ -90,6 +94,7 @@ pub fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Run(args) => run::run(args),
         Command::Validate(args) => validate::run(&args),
+        Command::Preflight(args) => preflight::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Test(args) => test::run(&args),

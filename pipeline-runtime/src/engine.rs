@@ -17,7 +17,7 @@ use millrace_core::epoch::{
     ApplyPermit, CommitOutcome, Delivery, LaneEpoch, Limit, Loss, Next, OutOfOrder, Phase, TIMERS,
 };
 use millrace_core::ids::{Epoch, Generation, TaskId, Timeline};
-use millrace_core::plan::{InputFrom, Plan};
+use millrace_core::plan::{InputFrom, Plan, Stage};
 
 use crate::clock;
 use crate::log::{Assignment, CommitError, End, InputId, InternalKind, Log, LogError, Outbox};
@@ -25,7 +25,7 @@ use crate::metrics::Metrics;
 use crate::state::{StateBudget, TaskState};
 use build::{Begin, BuildError, Builder, Known};
 use task::{Now, Task, TaskError};
-use topology::{Names, Topology};
+use topology::{Names, Topology, grows};
 
 pub mod build;
 pub mod changes;
@@ -181,15 +181,25 @@ pub struct InternalTopic {
     pub name: String,
     pub kind: InternalKind,
     pub partitions: i32,
+    /// It gets more partitions when the source of its stage does.
+    pub grows: bool,
 }
 
 /// The topics that the plan's stages and exchanges need.
 pub fn internal_topics(plan: &Plan, topology: &Topology, names: &Names) -> Vec<InternalTopic> {
-    let changelog = |stage: &str| names.changelog(stage);
-    let changelogs = plan.stages.iter().map(|s| (changelog(&s.name), InternalKind::Changelog, topology.tasks[&s.name]));
-    let exchanges = topology.exchanges.iter();
-    let exchanges = exchanges.map(|(name, count)| (names.repartition(name), InternalKind::Repartition, *count));
-    changelogs.chain(exchanges).map(|(name, kind, partitions)| InternalTopic { name, kind, partitions }).collect()
+    let changelog = |stage: &Stage| InternalTopic {
+        name: names.changelog(&stage.name),
+        kind: InternalKind::Changelog,
+        partitions: topology.tasks[&stage.name],
+        grows: grows(plan, stage),
+    };
+    let repartition = |(exchange, partitions): (&String, &i32)| InternalTopic {
+        name: names.repartition(exchange),
+        kind: InternalKind::Repartition,
+        partitions: *partitions,
+        grows: false,
+    };
+    plan.stages.iter().map(changelog).chain(topology.exchanges.iter().map(repartition)).collect()
 }
 
 impl<L: Log> Engine<L> {
@@ -510,20 +520,40 @@ impl<L: Log> Engine<L> {
                     CommitError::Fenced(_) => Loss::Fenced,
                     CommitError::Aborted(_) | CommitError::Unknown(_) => Loss::Unknown,
                 };
-                self.epoch.lost(loss);
-                self.outbox.clear();
-                self.begin_epoch();
-                for slot in 0..self.tasks.len() {
-                    if let Some(mut task) = self.take_out(slot)? {
-                        task.state.discard();
-                        self.lag_unknown(&task);
-                        self.states.insert(task.id, task.state);
-                    }
-                }
-                self.finishing.clear();
+                self.take_all_out(loss)?;
                 Ok(Step::Lost(error))
             }
         }
+    }
+
+    /// No task runs any more; their states are kept for [`Engine::restore`], as the last committed epoch left them.
+    fn take_all_out(&mut self, loss: Loss) -> Result<(), EngineError> {
+        self.epoch.lost(loss);
+        self.outbox.clear();
+        self.begin_epoch();
+        for slot in 0..self.tasks.len() {
+            if let Some(mut task) = self.take_out(slot)? {
+                task.state.discard();
+                self.lag_unknown(&task);
+                self.states.insert(task.id, task.state);
+            }
+        }
+        self.finishing.clear();
+        Ok(())
+    }
+
+    /// Ends the epoch, and then is as if the log's identity were lost: the log is about to get new clients. An epoch that
+    /// cannot be committed is read again.
+    pub fn suspend(&mut self) -> Result<(), EngineError> {
+        let now = now();
+        if self.due(now) {
+            match self.commit(now) {
+                Err(Trouble::Fatal(error)) => return Err(error),
+                Err(trouble @ Trouble::Lost(_)) => return self.settle(trouble).map(drop),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        self.take_all_out(Loss::Unknown)
     }
 
     fn stop_task(&mut self, id: &TaskId, error: EngineError) -> Result<(), EngineError> {

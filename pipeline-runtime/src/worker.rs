@@ -1,7 +1,7 @@
 //! A worker: one process, its lanes on threads of their own, and the share of the pipeline's tasks that they run.
 //!
-//! At the start, before anything is taken from anybody: whose pipeline the prefix is, that every topic is there and is
-//! the one that we know, and which generation and plan this is. Then each lane goes its own way.
+//! At the start, before anything is taken from anybody: all that [`preflight`] looks at, whose pipeline the prefix is,
+//! and which generation and plan this is. Then each lane goes its own way.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use anyhow::{Context, bail};
 use millrace_core::assignment::Assignment;
 use millrace_core::control::{Change, Created, Incarnation, LaneId, Owner, PlanStamp, Record};
-use millrace_core::ids::{Generation, Offset, Partition, Timeline};
+use millrace_core::ids::{Generation, Offset, Timeline};
 use millrace_core::ownership::{ControlLog, Identity, Rules};
 use millrace_core::plan::Plan;
 
@@ -24,15 +24,21 @@ use crate::log::kafka::control::ControlTopic;
 use crate::log::kafka::{InternalTopics, KafkaLog, KafkaLogConfig, TRANSACTION_TIMEOUT_MS, TRIM_EVERY_MS};
 use crate::log::{Log, LogError};
 use crate::metrics::Metrics;
-use lane::{Lane, Share, transactional_id};
+use lane::{Lane, Share, Told, transactional_id};
+use preflight::Depth;
+use rotation::{Reread, Rotation};
+use watch::Watch;
 
 pub mod lane;
+pub mod preflight;
+pub mod rotation;
+mod watch;
 
 /// How long a stop may take: what is not released by then is fenced by whoever takes it.
 const STOP_MS: u64 = 20_000;
 const LOOK_MS: u64 = 50;
-/// Assignments that a lane has not taken up yet. One that has so many is stuck, and its worker waits.
-const SHARES_MAX: usize = 16;
+/// What a lane was told and has not taken up yet. One that has so much is stuck, and its worker waits.
+const TOLD_MAX: usize = 16;
 /// How often the assignment's file is read.
 const ASSIGNMENT_MS: u64 = 1_000;
 /// How often the topics are looked at.
@@ -42,13 +48,20 @@ const STATE_FORMAT: u32 = 1;
 /// There is one until something can be restored.
 const TIMELINE: Timeline = Timeline(1);
 
-pub struct WorkerConfig {
+/// A pipeline and the cluster that it runs on.
+pub struct Job {
     pub plan: Arc<Plan>,
     pub owner: Owner,
     /// The prefix shall be ours, whoever had it.
     pub adopt: bool,
     pub connection: Connection,
     pub internal: InternalTopics,
+}
+
+pub struct WorkerConfig {
+    pub job: Job,
+    /// Reads the secrets of the connection again.
+    pub reread: Reread,
     pub worker: u32,
     pub lanes: u32,
     /// `None`: this worker runs every task.
@@ -63,20 +76,10 @@ struct Start {
     watch: Watch,
 }
 
-/// Looks from time to time whether the topics are still what they were.
-struct Watch {
-    names: Names,
-    log: KafkaLog,
-    control: ControlTopic,
-    known: ControlLog,
-    topology: Topology,
-    cluster: Option<String>,
-}
-
 struct Running {
     lane: LaneId,
     thread: JoinHandle<anyhow::Result<()>>,
-    shares: SyncSender<Share>,
+    told: SyncSender<Told>,
     ready: Arc<AtomicBool>,
 }
 
@@ -87,135 +90,224 @@ pub fn run(
     ready: &AtomicBool,
     stop: &Arc<AtomicBool>,
 ) -> anyhow::Result<()> {
-    let Start { mut assignment, plan, mut watch } = start(config)?;
-    let mut lanes = Vec::new();
-    for id in assignment.lanes(TIMELINE, config.worker) {
-        lanes.push(spawn(config, id, (plan, &watch.topology), metrics, stop)?);
-    }
-    if lanes.is_empty() && config.assignment.is_none() {
-        bail!("the pipeline has no task: none of its sources has a partition");
-    }
-    share(&lanes, &assignment, &watch.topology);
-    let (mut stopping_since, mut last_look_ms) = (None, clock::steady_ms());
-    let mut last_watch_ms = last_look_ms;
-    let mut outcome = Ok(());
-    // Without a task a worker that somebody else assigns to stands by.
-    while !lanes.is_empty() || config.assignment.is_some() && !stop.load(Ordering::Relaxed) {
-        clock::pause_ms(LOOK_MS);
-        let now = clock::steady_ms();
-        for index in (0..lanes.len()).rev() {
-            if lanes[index].thread.is_finished() {
-                let Running { lane, thread, .. } = lanes.swap_remove(index);
-                let ended = thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("lane {lane} panicked")));
-                if let Err(error) = ended {
-                    // What the topics say is nearer to the cause than what a reader met.
-                    let error = watch.look(config, metrics).err().unwrap_or(error);
-                    tracing::error!(%lane, error = format!("{error:#}"), "lane ended");
-                    // The others give their tasks back: half a worker looks like a whole one to whoever watches it.
-                    stop.store(true, Ordering::Relaxed);
-                    outcome = outcome.and(Err(error));
-                }
-            }
-        }
-        ready.store(lanes.iter().all(|l| l.ready.load(Ordering::Relaxed)), Ordering::Relaxed);
-        let stopping = stop.load(Ordering::Relaxed);
-        let mut changed = false;
-        if let Some(path) = config.assignment.as_ref().filter(|_| !stopping && now - last_look_ms >= ASSIGNMENT_MS) {
-            last_look_ms = now;
-            let found = read_assignment(path)?;
-            changed = found.generation > assignment.generation;
-            if changed {
-                assignment = found;
-            }
-        }
-        if !stopping && now - last_watch_ms >= WATCH_MS {
-            last_watch_ms = now;
-            match watch.look(config, metrics) {
-                Ok(false) => {}
-                Ok(true) => {
-                    changed = true;
-                    if config.assignment.is_none() {
-                        let generation = Generation(assignment.generation.0 + 1);
-                        assignment = watch.spread(config, generation, plan.plan);
-                    }
-                }
-                Err(error) => {
-                    tracing::error!(error = format!("{error:#}"), "the worker stops");
-                    stop.store(true, Ordering::Relaxed);
-                    outcome = Err(error);
-                }
-            }
-        }
-        if changed {
-            for id in assignment.lanes(TIMELINE, config.worker) {
-                if lanes.iter().all(|l| l.lane != id) {
-                    lanes.push(spawn(config, id, (plan, &watch.topology), metrics, stop)?);
-                }
-            }
-            share(&lanes, &assignment, &watch.topology);
-        }
-        if stop.load(Ordering::Relaxed) && now - *stopping_since.get_or_insert(now) > STOP_MS {
-            return outcome.and(Err(anyhow::anyhow!(
-                "{} lanes did not stop within {STOP_MS} ms; what they have not committed is done again by whoever runs their tasks next",
-                lanes.len()
-            )));
-        }
-    }
-    outcome
+    let Start { assignment, plan, watch } = start(config)?;
+    let rotation = Rotation::watch(config.job.connection.clone(), Arc::clone(&config.reread), stop)?;
+    let connection = config.job.connection.clone();
+    let mut worker =
+        Worker { config, metrics, stop, plan, connection, assignment, watch, lanes: Vec::new(), outcome: Ok(()) };
+    let tended = worker.tend(&rotation, ready);
+    stop.store(true, Ordering::Relaxed);
+    rotation.join();
+    worker.outcome.and(tended)
 }
 
-fn share(lanes: &[Running], assignment: &Assignment, topology: &Topology) {
-    for running in lanes {
-        let (tasks, topology) = (assignment.of(running.lane), topology.clone());
-        let share = Share { generation: assignment.generation, tasks, topology };
-        // A lane that has ended says why when it is joined.
-        drop(running.shares.send(share));
+/// The lanes, and what they were told.
+struct Worker<'a> {
+    config: &'a WorkerConfig,
+    metrics: &'a Arc<Metrics>,
+    stop: &'a Arc<AtomicBool>,
+    plan: PlanStamp,
+    connection: Connection,
+    assignment: Assignment,
+    watch: Watch,
+    lanes: Vec<Running>,
+    /// What ended the worker, if it was not told to stop.
+    outcome: anyhow::Result<()>,
+}
+
+impl Worker<'_> {
+    /// Starts the lanes, and looks after them until all have ended.
+    fn tend(&mut self, rotation: &Rotation, ready: &AtomicBool) -> anyhow::Result<()> {
+        self.share()?;
+        let managed = self.config.assignment.is_some();
+        if self.lanes.is_empty() && !managed {
+            bail!("the pipeline has no task: none of its sources has a partition");
+        }
+        let (mut stopping_since, mut last_read_ms, mut last_watch_ms) = (None, 0, clock::steady_ms());
+        // Without a task a worker that somebody else assigns to stands by.
+        while !self.lanes.is_empty() || managed && !self.stop.load(Ordering::Relaxed) {
+            clock::pause_ms(LOOK_MS);
+            let now = clock::steady_ms();
+            self.join_ended();
+            ready.store(self.lanes.iter().all(|l| l.ready.load(Ordering::Relaxed)), Ordering::Relaxed);
+            if self.stop.load(Ordering::Relaxed) {
+                if now - *stopping_since.get_or_insert(now) > STOP_MS {
+                    bail!(
+                        "{} lanes did not stop within {STOP_MS} ms; what they have not committed is done again by whoever runs their tasks next",
+                        self.lanes.len()
+                    );
+                }
+                continue;
+            }
+            if let Some(next) = rotation.found() {
+                self.tell(|_| Told::Connection(next.clone()));
+                self.connection = next;
+            }
+            if now - last_read_ms >= ASSIGNMENT_MS {
+                last_read_ms = now;
+                self.follow_assignment()?;
+            }
+            if now - last_watch_ms >= WATCH_MS {
+                last_watch_ms = now;
+                self.follow_topics()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn join_ended(&mut self) {
+        for index in (0..self.lanes.len()).rev() {
+            if !self.lanes[index].thread.is_finished() {
+                continue;
+            }
+            let Running { lane, thread, .. } = self.lanes.swap_remove(index);
+            let ended = thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("lane {lane} panicked")));
+            if let Err(error) = ended {
+                // What the topics say is nearer to the cause than what a reader met.
+                let error = self.watch.look(&self.config.job.plan, self.metrics).err().unwrap_or(error);
+                // The others give their tasks back: half a worker looks like a whole one to whoever watches it.
+                self.fail(error.context(format!("lane {lane}")));
+            }
+        }
+    }
+
+    fn fail(&mut self, error: anyhow::Error) {
+        tracing::error!(error = format!("{error:#}"), "the worker stops");
+        self.stop.store(true, Ordering::Relaxed);
+        if self.outcome.is_ok() {
+            self.outcome = Err(error);
+        }
+    }
+
+    fn follow_assignment(&mut self) -> anyhow::Result<()> {
+        let Some(path) = &self.config.assignment else { return Ok(()) };
+        let found = read_assignment(path)?;
+        if found.generation > self.assignment.generation {
+            self.assignment = found;
+            self.share()?;
+        }
+        Ok(())
+    }
+
+    fn follow_topics(&mut self) -> anyhow::Result<()> {
+        match self.watch.look(&self.config.job.plan, self.metrics) {
+            Ok(false) => return Ok(()),
+            Ok(true) if self.config.assignment.is_none() => {
+                let Assignment { generation, plan, .. } = self.assignment;
+                self.assignment = spread(self.config, &self.watch.topology, Generation(generation.0 + 1), plan);
+            }
+            // Whoever assigns does so again.
+            Ok(true) => {}
+            Err(error) => {
+                self.fail(error);
+                return Ok(());
+            }
+        }
+        self.share()
+    }
+
+    /// Tells every lane its tasks; a lane that has none yet is started.
+    fn share(&mut self) -> anyhow::Result<()> {
+        for id in self.assignment.lanes(TIMELINE, self.config.worker) {
+            if self.lanes.iter().all(|l| l.lane != id) {
+                let running = self.spawn(id)?;
+                self.lanes.push(running);
+            }
+        }
+        self.tell(|lane| {
+            Told::Share(Share {
+                generation: self.assignment.generation,
+                tasks: self.assignment.of(lane),
+                topology: self.watch.topology.clone(),
+            })
+        });
+        Ok(())
+    }
+
+    fn tell(&self, what: impl Fn(LaneId) -> Told) {
+        for running in &self.lanes {
+            // A lane that has ended says why when it is joined.
+            drop(running.told.send(what(running.lane)));
+        }
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "the thread is joined by `join_ended`")]
+    fn spawn(&self, id: LaneId) -> anyhow::Result<Running> {
+        let Self { config, connection, .. } = self;
+        let (sender, told) = sync_channel(TOLD_MAX);
+        let (log_config, connection) = (log_config(config, connection, id), connection.clone());
+        let (compiled, internal, managed) =
+            (Arc::clone(&config.job.plan), config.job.internal, config.assignment.is_some());
+        let (engine, metrics, topology) =
+            (config.engine.clone(), Arc::clone(self.metrics), self.watch.topology.clone());
+        let (ready, stop, plan) = (Arc::new(AtomicBool::new(false)), Arc::clone(self.stop), self.plan);
+        let shown = Arc::clone(&ready);
+        let work = move || -> anyhow::Result<()> {
+            let names = Names::new(&compiled.prefix, TIMELINE);
+            let control = ControlTopic::open(&connection, &names.control(), &internal)?;
+            let engine = Engine::open(Arc::clone(&compiled), topology, KafkaLog::open(log_config)?, engine, metrics)?;
+            let incarnation = Incarnation(getrandom::u64().context("draw a random number")?);
+            let identity = lane::Identity { prefix: compiled.prefix.clone(), lane: id, incarnation, plan, managed };
+            Ok(Lane::new(identity, engine, control, told, shown).run(&stop)?)
+        };
+        let thread =
+            std::thread::Builder::new().name(format!("lane-{}", id.lane)).spawn(work).context("start a lane")?;
+        Ok(Running { lane: id, thread, told: sender, ready })
     }
 }
 
 /// Everything that can be wrong is found here, before a task runs.
 fn start(config: &WorkerConfig) -> anyhow::Result<Start> {
-    let WorkerConfig { plan, connection, internal, .. } = config;
+    let Job { plan, owner, adopt, connection, internal } = &config.job;
+    let report = preflight::check(&config.job, Depth::Start)?;
+    report.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    report.pass()?;
     let names = Names::new(&plan.prefix, TIMELINE);
     let mut control = ControlTopic::open(connection, &names.control(), internal)?;
     let mut known = ControlLog::new(Rules::ALL);
     read_all(&mut control, &mut known)?;
     loop {
-        match known.identity(&config.owner, config.adopt) {
+        match known.identity(owner, *adopt) {
             Identity::Ours => break,
             Identity::Append(record) => {
                 let position = control.append(&Change::Put(record))?;
                 take(&mut known, control.read_to(position)?);
             }
-            Identity::Conflict(owner) => bail!(
-                "IdentityConflict: the prefix '{}' belongs to pipeline {}/{}{}; choose another spec.kafka.internal.prefix, or, to take it over, set the annotation millrace.dev/adopt: {}",
-                plan.prefix,
-                owner.namespace,
-                owner.name,
-                if owner.cluster.is_empty() { String::new() } else { format!(" of cluster {}", owner.cluster) },
-                plan.prefix
-            ),
+            Identity::Conflict(owner) => bail!(preflight::conflict(&plan.prefix, &owner)),
         }
     }
     let id = LaneId { timeline: TIMELINE, worker: config.worker, lane: 0 };
-    let mut log = KafkaLog::open(log_config(config, id))?;
-    let topology = resolve(plan, &names, &known, &mut log)?;
+    let mut log = KafkaLog::open(log_config(config, connection, id))?;
+    let topology = watch::resolve(plan, &names, &known, &mut log)?;
+    let mut made = false;
     for topic in internal_topics(plan, &topology, &names) {
-        // A topic that grew while nobody ran.
-        if known.created(&topic.name).is_some_and(|made| made.partitions < topic.partitions) {
-            log.grow_internal(&topic.name, topic.partitions)?;
-        }
-        log.create_internal(&topic.name, topic.kind, topic.partitions)?;
-        if let Some(record) = created(&topic, known.created(&topic.name), &mut log)? {
-            let position = control.append(&Change::Put(record))?;
-            take(&mut known, control.read_to(position)?);
-        }
+        let InternalTopic { name, kind, partitions, .. } = topic;
+        let created = match known.created(&name) {
+            Some(known) if known.partitions >= partitions => {
+                log.create_internal(&name, kind, partitions)?;
+                continue;
+            }
+            // Its source grew while nobody ran.
+            Some(known) => {
+                log.grow_internal(&name, partitions)?;
+                Created { partitions, ..known.clone() }
+            }
+            None => {
+                log.create_internal(&name, kind, partitions)?;
+                let info = log.topic(&name)?.with_context(|| format!("internal topic '{name}' is gone"))?;
+                Created { topic_id: info.id.unwrap_or_default(), partitions, begun: partitions }
+            }
+        };
+        let position = control.append(&Change::Put(Record::Created { topic: name, created }))?;
+        take(&mut known, control.read_to(position)?);
+        made = true;
+    }
+    if made {
+        // What we may do with a topic shows only when it is there.
+        preflight::check(&config.job, Depth::Start)?.pass()?;
     }
     let fingerprint = plan_fingerprint(plan)?;
     let newest = known.newest_plan();
-    if let Some(newest) = newest.filter(|newest| newest.state_format > STATE_FORMAT) {
-        bail!("a newer release runs this pipeline (state format {}): update this one", newest.state_format);
-    }
     let (assignment, number) = match &config.assignment {
         Some(path) => {
             let assignment = read_assignment(path)?;
@@ -233,81 +325,12 @@ fn start(config: &WorkerConfig) -> anyhow::Result<Start> {
         }
     };
     tracing::info!(generation = %assignment.generation, plan = number, tasks = assignment.tasks.len(), "worker starts");
-    let cluster = log.cluster_id();
     let plan = PlanStamp { plan: number, fingerprint, state_format: STATE_FORMAT };
-    Ok(Start { assignment, plan, watch: Watch { names, log, control, known, topology, cluster } })
+    Ok(Start { assignment, plan, watch: Watch::new(names, log, control, known, topology) })
 }
 
 fn spread(config: &WorkerConfig, topology: &Topology, generation: Generation, plan: u64) -> Assignment {
     Assignment::spread(generation, plan, topology.all_tasks(), &[config.worker], config.lanes)
-}
-
-fn resolve(plan: &Plan, names: &Names, known: &ControlLog, log: &mut KafkaLog) -> Result<Topology, LogError> {
-    Topology::resolve(plan, names, &|topic| known.created(topic).map(|created| created.partitions), log)
-}
-
-impl Watch {
-    fn spread(&self, config: &WorkerConfig, generation: Generation, plan: u64) -> Assignment {
-        spread(config, &self.topology, generation, plan)
-    }
-
-    /// True when topics have grown. A topic that is gone or is another one is an error; brokers that do not answer are
-    /// looked for again the next time.
-    fn look(&mut self, config: &WorkerConfig, metrics: &Metrics) -> anyhow::Result<bool> {
-        match self.try_look(config, metrics) {
-            Err(error) if error.downcast_ref::<LogError>().is_some_and(LogError::passes) => {
-                tracing::warn!(error = format!("{error:#}"), "the topics cannot be looked at");
-                Ok(false)
-            }
-            looked => looked,
-        }
-    }
-
-    fn try_look(&mut self, config: &WorkerConfig, metrics: &Metrics) -> anyhow::Result<bool> {
-        take(&mut self.known, self.control.read()?);
-        let cluster = self.log.cluster_id();
-        if cluster.is_some() && cluster != self.cluster {
-            bail!("the brokers belong to another cluster than before ({cluster:?}, before {:?})", self.cluster);
-        }
-        let found = resolve(&config.plan, &self.names, &self.known, &mut self.log)?;
-        for (topic, (id, _)) in &self.topology.topics {
-            if found.topics.get(topic).is_none_or(|(found, _)| found != id) {
-                bail!(
-                    "topic '{topic}' was deleted and made again: its positions mean nothing any more; restart the pipeline under a new name"
-                );
-            }
-        }
-        for (name, unread) in &found.unread {
-            let Some(source) = config.plan.source(name) else { continue };
-            for partition in unread.clone() {
-                let range = self.log.range(&source.topic, Partition(partition))?;
-                metrics.unread(name, partition, range.end.0 - range.start.0);
-            }
-        }
-        if found == self.topology {
-            return Ok(false);
-        }
-        for (name, unread) in found.unread.iter().filter(|(name, _)| !self.topology.unread.contains_key(*name)) {
-            tracing::warn!(
-                source = name,
-                "{} partitions were added, and a stage with state does not read them: keys have moved; restart the pipeline under a new name to take them up",
-                unread.len()
-            );
-        }
-        for topic in internal_topics(&config.plan, &found, &self.names) {
-            let Some(made) = self.known.created(&topic.name).filter(|made| made.partitions < topic.partitions) else {
-                continue;
-            };
-            let created = Created { partitions: topic.partitions, ..made.clone() };
-            self.log.grow_internal(&topic.name, topic.partitions)?;
-            let record = Record::Created { topic: topic.name.clone(), created };
-            let position = self.control.append(&Change::Put(record))?;
-            take(&mut self.known, self.control.read_to(position)?);
-        }
-        tracing::info!("topics have grown");
-        self.topology = found;
-        Ok(true)
-    }
 }
 
 fn read_all(control: &mut ControlTopic, known: &mut ControlLog) -> Result<(), LogError> {
@@ -321,37 +344,6 @@ fn take(known: &mut ControlLog, entries: Vec<(Offset, Change)>) {
     }
 }
 
-/// The record that says that we made a topic; `None` if it is there. A topic that is not known to be ours and holds
-/// something is somebody's, or our control log is gone.
-fn created(topic: &InternalTopic, known: Option<&Created>, log: &mut KafkaLog) -> anyhow::Result<Option<Record>> {
-    let name = &topic.name;
-    let info = log.topic(name)?.with_context(|| format!("internal topic '{name}' is gone"))?;
-    let topic_id = info.id.unwrap_or_default();
-    match known {
-        Some(known) if known.topic_id == topic_id && known.partitions == topic.partitions => Ok(None),
-        Some(known) if known.topic_id == topic_id => {
-            let created = Created { partitions: topic.partitions, ..known.clone() };
-            Ok(Some(Record::Created { topic: name.clone(), created }))
-        }
-        Some(known) => bail!(
-            "internal topic '{name}' was deleted and made again (topic id {topic_id}, we made {}): what it held is lost; restart the pipeline under a new name, or restore it from a savepoint",
-            known.topic_id
-        ),
-        None => {
-            for partition in 0..topic.partitions {
-                let range = log.changelog_range(name, Partition(partition))?;
-                if range.end > Offset(0) {
-                    bail!(
-                        "internal topic '{name}' holds records, but the control log does not know that we made it: another pipeline has the same prefix, or the control topic was deleted; choose another spec.kafka.internal.prefix"
-                    );
-                }
-            }
-            let created = Created { topic_id, partitions: topic.partitions, begun: topic.partitions };
-            Ok(Some(Record::Created { topic: name.clone(), created }))
-        }
-    }
-}
-
 fn plan_fingerprint(plan: &Plan) -> anyhow::Result<u64> {
     let text = serde_json::to_vec(plan).context("write the plan")?;
     Ok(millrace_plan::state::fnv1a(&text))
@@ -362,8 +354,8 @@ fn read_assignment(path: &Path) -> anyhow::Result<Assignment> {
     serde_json::from_slice(&text).with_context(|| format!("read {}", path.display()))
 }
 
-fn log_config(config: &WorkerConfig, lane: LaneId) -> KafkaLogConfig {
-    let WorkerConfig { plan, connection, internal, .. } = config;
+fn log_config(config: &WorkerConfig, connection: &Connection, lane: LaneId) -> KafkaLogConfig {
+    let Job { plan, internal, .. } = &config.job;
     let outputs = plan.sinks.iter().map(|s| s.topic.clone()).chain(plan.dead_letter.clone());
     let transactional_id = transactional_id(&plan.prefix, lane);
     KafkaLogConfig {
@@ -376,30 +368,4 @@ fn log_config(config: &WorkerConfig, lane: LaneId) -> KafkaLogConfig {
         until_end: false,
         trim_every_ms: TRIM_EVERY_MS,
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "the thread is joined by `run`")]
-fn spawn(
-    config: &WorkerConfig,
-    id: LaneId,
-    (plan, topology): (PlanStamp, &Topology),
-    metrics: &Arc<Metrics>,
-    stop: &Arc<AtomicBool>,
-) -> anyhow::Result<Running> {
-    let (sender, shares) = sync_channel(SHARES_MAX);
-    let (log_config, connection, internal) = (log_config(config, id), config.connection.clone(), config.internal);
-    let (compiled, engine, metrics) = (Arc::clone(&config.plan), config.engine.clone(), Arc::clone(metrics));
-    let (managed, topology) = (config.assignment.is_some(), topology.clone());
-    let (ready, told) = (Arc::new(AtomicBool::new(false)), Arc::clone(stop));
-    let shown = Arc::clone(&ready);
-    let work = move || -> anyhow::Result<()> {
-        let names = Names::new(&compiled.prefix, TIMELINE);
-        let control = ControlTopic::open(&connection, &names.control(), &internal)?;
-        let engine = Engine::open(Arc::clone(&compiled), topology, KafkaLog::open(log_config)?, engine, metrics)?;
-        let incarnation = Incarnation(getrandom::u64().context("draw a random number")?);
-        let identity = lane::Identity { prefix: compiled.prefix.clone(), lane: id, incarnation, plan, managed };
-        Ok(Lane::new(identity, engine, control, shares, shown).run(&told)?)
-    };
-    let thread = std::thread::Builder::new().name(format!("lane-{}", id.lane)).spawn(work).context("start a lane")?;
-    Ok(Running { lane: id, thread, shares: sender, ready })
 }

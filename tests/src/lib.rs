@@ -16,6 +16,7 @@ use millrace_runtime::metrics::Metrics;
 use millrace_runtime::state::StateBudget;
 use serde_json::Value;
 
+pub mod certificates;
 pub mod faulty;
 pub mod kafka;
 pub mod story;

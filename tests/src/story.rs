@@ -285,8 +285,10 @@ impl Worker {
         std::fs::create_dir_all(state).context("make the state folder")?;
         let log = tempfile::NamedTempFile::new_in(pipeline.parent().context("the file is in a folder")?)?;
         let (file, log) = log.keep().context("keep the log")?;
+        let level: &[&str] = if more.contains(&"--log-level") { &[] } else { &["--log-level", "info"] };
         let child = Command::new(millrace()?)
-            .args(["--log-level", "info", "run", "--metrics", "127.0.0.1:0", "-f"])
+            .args(level)
+            .args(["run", "--metrics", "127.0.0.1:0", "-f"])
             .arg(pipeline)
             .arg("--state")
             .arg(state)
@@ -392,7 +394,7 @@ pub fn http(address: &str, path: &str) -> anyhow::Result<(u16, String)> {
 }
 
 /// The program, which the build puts beside the tests.
-fn millrace() -> anyhow::Result<PathBuf> {
+pub fn millrace() -> anyhow::Result<PathBuf> {
     let test = std::env::current_exe().context("find this test")?;
     let built = test.ancestors().map(|dir| dir.join("millrace")).find(|path| path.is_file());
     built.context("millrace is not built: run `make build`")

@@ -57,13 +57,13 @@ pub fn connection(kafka: &KafkaCluster, secrets: Option<&Path>) -> Result<Connec
     let mut authentication = None;
     if let Some(spec) = &kafka.authentication {
         let kinds = [
-            (&spec.scram_sha512, Mechanism::ScramSha512, "scramSha512"),
-            (&spec.scram_sha256, Mechanism::ScramSha256, "scramSha256"),
-            (&spec.plain, Mechanism::Plain, "plain"),
+            (&spec.scram_sha512, Mechanism::ScramSha512),
+            (&spec.scram_sha256, Mechanism::ScramSha256),
+            (&spec.plain, Mechanism::Plain),
         ];
-        for (credentials, mechanism, field) in kinds {
+        for (credentials, mechanism) in kinds {
             if let Some(Credentials { username, password }) = credentials {
-                let at = format!("spec.kafka.authentication.{field}");
+                let at = format!("spec.kafka.authentication.{}", mechanism.field());
                 authentication = Some(Authentication {
                     mechanism,
                     username: secrets.text(&format!("{at}.username"), username),

@@ -21,7 +21,8 @@ use crate::log::file::{FileLog, FileLogConfig};
 use crate::log::kafka::TRANSACTION_TIMEOUT_MS;
 use crate::metrics::Metrics;
 use crate::state::StateBudget;
-use crate::worker::{self, WorkerConfig};
+use crate::worker::preflight::Findings;
+use crate::worker::{self, Job, WorkerConfig};
 
 /// Defaults of a run outside of a cluster: a laptop's share.
 const CACHE_BYTES: usize = 256 << 20;
@@ -93,15 +94,39 @@ pub fn run(args: Args) -> Outcome {
 
 /// Runs a worker on Kafka until it is told to stop.
 fn on_kafka(args: &Args, pipeline: &Pipeline, plan: Arc<Plan>, state: &Path, stop: &Arc<AtomicBool>) -> Outcome {
+    let job = job(pipeline, Arc::clone(&plan), args.secrets.as_deref())?;
+    let (kafka, secrets) = (pipeline.spec.kafka.clone(), args.secrets.clone());
+    let config = WorkerConfig {
+        job,
+        reread: Arc::new(move || connection(&kafka, secrets.as_deref())),
+        worker: args.worker,
+        lanes: args.lanes,
+        assignment: args.assignment.clone(),
+        engine: EngineConfig {
+            isolate: true,
+            epoch_timeout_ms: Some(u64::from(TRANSACTION_TIMEOUT_MS)),
+            ..engine_config(&plan, state)
+        },
+    };
+    let (metrics, ready) = (Arc::new(Metrics::new().context("register metrics")?), Arc::new(AtomicBool::new(false)));
+    let _server = serve(args.metrics, &metrics, &ready)?;
+    worker::run(&config, &metrics, &ready, stop).map_err(|error| match error.downcast::<Findings>() {
+        Ok(Findings(findings)) => Failure::Said(findings),
+        Err(error) => Failure::Error(error),
+    })
+}
+
+/// A pipeline with its cluster, and the secrets to get there.
+pub fn job(pipeline: &Pipeline, plan: Arc<Plan>, secrets: Option<&Path>) -> Result<Job, Failure> {
     let kafka = &pipeline.spec.kafka;
-    let connection = connection(kafka, args.secrets.as_deref()).map_err(Failure::Said)?;
+    let connection = connection(kafka, secrets).map_err(Failure::Said)?;
     if pipeline.spec.state.storage.is_some() {
         return Err(Failure::Said(vec![
             "spec.state.storage: snapshots are not available in this version; leave it out: state is rebuilt from the changelog".to_owned(),
         ]));
     }
     let metadata = &pipeline.metadata;
-    let config = WorkerConfig {
+    Ok(Job {
         owner: Owner {
             cluster: String::new(),
             namespace: metadata.namespace.clone(),
@@ -111,19 +136,8 @@ fn on_kafka(args: &Args, pipeline: &Pipeline, plan: Arc<Plan>, state: &Path, sto
         adopt: metadata.annotations.get(ADOPT).is_some_and(|prefix| *prefix == plan.prefix),
         connection,
         internal: internal_topics(kafka),
-        worker: args.worker,
-        lanes: args.lanes,
-        assignment: args.assignment.clone(),
-        engine: EngineConfig {
-            isolate: true,
-            epoch_timeout_ms: Some(u64::from(TRANSACTION_TIMEOUT_MS)),
-            ..engine_config(&plan, state)
-        },
         plan,
-    };
-    let (metrics, ready) = (Arc::new(Metrics::new().context("register metrics")?), Arc::new(AtomicBool::new(false)));
-    let _server = serve(args.metrics, &metrics, &ready)?;
-    Ok(worker::run(&config, &metrics, &ready, stop)?)
+    })
 }
 
 fn engine_config(plan: &Plan, state: &Path) -> EngineConfig {

@@ -56,30 +56,42 @@ impl Topology {
     /// Looks the topics up and counts. Says everything that does not fit. `made` says with how many partitions one of our
     /// own topics was made: a stage that keeps something goes on with as many tasks as it began with.
     pub fn resolve(plan: &Plan, names: &Names, made: Made<'_>, log: &mut dyn Log) -> Result<Self, LogError> {
-        let mut topology = Self::default();
+        let mut topics = BTreeMap::new();
         let mut faults = Vec::new();
         for source in &plan.sources {
             match log.topic(&source.topic)? {
                 Some(info) => {
-                    topology.topics.insert(source.topic.clone(), (info.id, info.partitions));
+                    topics.insert(source.topic.clone(), (info.id, info.partitions));
                 }
-                None => faults.push(missing(&format!("source '{}'", source.name), &source.topic, log)),
+                None => {
+                    let how = log.creating_command(&source.topic);
+                    faults.push(missing(&format!("source '{}'", source.name), &source.topic, &how));
+                }
             }
         }
-        let sinks = plan.sinks.iter().map(|s| (format!("sink '{}'", s.name), &s.topic));
-        let outputs = sinks.chain(plan.dead_letter.iter().map(|topic| ("deadLetter".to_owned(), topic)));
-        for (what, topic) in outputs {
+        for (what, topic) in outputs(plan) {
             match log.open_output(topic)? {
                 Some(info) => {
-                    topology.topics.insert(topic.clone(), (info.id, info.partitions));
+                    topics.insert(topic.to_owned(), (info.id, info.partitions));
                 }
-                None => faults.push(missing(&what, topic, log)),
+                None => faults.push(missing(&what, topic, &log.creating_command(topic))),
             }
         }
-        if faults.is_empty() {
-            topology.count(plan, names, made, &mut faults);
-        }
-        if faults.is_empty() { Ok(topology) } else { Err(LogError::User(faults.join("\n"))) }
+        let counted = if faults.is_empty() { Self::count(plan, names, made, topics) } else { Err(faults) };
+        counted.map_err(|faults| LogError::User(faults.join("\n")))
+    }
+
+    /// From the users' topics, by name: (id, partitions). Says everything that does not fit.
+    pub fn count(
+        plan: &Plan,
+        names: &Names,
+        made: Made<'_>,
+        topics: BTreeMap<String, (Option<String>, i32)>,
+    ) -> Result<Self, Vec<String>> {
+        let mut topology = Self { topics, ..Self::default() };
+        let mut faults = Vec::new();
+        topology.count_tasks(plan, names, made, &mut faults);
+        if faults.is_empty() { Ok(topology) } else { Err(faults) }
     }
 
     /// Every task of the plan.
@@ -95,7 +107,7 @@ impl Topology {
         plan.source(source).and_then(|s| self.topics.get(&s.topic)).map_or(1, |(_, partitions)| *partitions)
     }
 
-    fn count(&mut self, plan: &Plan, names: &Names, made: Made<'_>, faults: &mut Vec<String>) {
+    fn count_tasks(&mut self, plan: &Plan, names: &Names, made: Made<'_>, faults: &mut Vec<String>) {
         for exchange in &plan.exchanges {
             let partitions = match &exchange.partitions_like {
                 Some(topic) => self.topics.get(topic).map_or(1, |(_, partitions)| *partitions),
@@ -162,8 +174,14 @@ pub fn grows(plan: &Plan, stage: &Stage) -> bool {
     !keeps && !counted && stage.inputs.iter().all(|i| matches!(i.from, InputFrom::Source(_)))
 }
 
-fn missing(what: &str, topic: &str, log: &dyn Log) -> String {
-    let how = log.creating_command(topic);
+/// What writes to topics of the user's, and those.
+pub fn outputs(plan: &Plan) -> impl Iterator<Item = (String, &str)> {
+    let sinks = plan.sinks.iter().map(|s| (format!("sink '{}'", s.name), s.topic.as_str()));
+    sinks.chain(plan.dead_letter.iter().map(|topic| ("deadLetter".to_owned(), topic.as_str())))
+}
+
+/// A topic of the user's that is not there; `how` it is created.
+pub fn missing(what: &str, topic: &str, how: &str) -> String {
     format!(
         "{what}: topic '{topic}' does not exist, and topics of the user are never created: {how}, or correct its name"
     )

@@ -37,6 +37,7 @@ use transactions::{GroupOffsets, Limits, Transactions};
 use trims::Trims;
 
 pub use fence::Fence;
+pub use topics::required;
 pub use trims::EVERY_MS as TRIM_EVERY_MS;
 
 mod changelog;
@@ -48,6 +49,7 @@ mod fence;
 mod inputs;
 mod lookup;
 mod native;
+pub mod survey;
 mod topics;
 mod transactions;
 mod trims;
@@ -110,8 +112,7 @@ impl KafkaLog {
     /// Connects. Reading is possible at once, writing after [`Log::initialise`].
     pub fn open(config: KafkaLogConfig) -> Result<Self, LogError> {
         let inputs = Inputs::new(&config.connection, &config.group)?;
-        let answers = AdminQueue::new(inputs.client(), Some(Signal::new(inputs.waker())));
-        let answers = answers.ok_or_else(|| fault("connect to Kafka", "out of memory", false))?;
+        let answers = answers(&inputs)?;
         let admin = Admin::connect(&config.connection.client())?;
         let outputs: Vec<&str> = config.outputs.iter().map(String::as_str).collect();
         let record_bytes = if outputs.is_empty() { BTreeMap::new() } else { admin.record_limits(&outputs)? };
@@ -131,6 +132,23 @@ impl KafkaLog {
 
     fn client(&self) -> &Arc<Client> {
         self.inputs.client()
+    }
+
+    /// Takes new clients, for a cluster that is to be reached in another way. No input is assigned, and the
+    /// transactional id is not taken, as when nothing was done yet.
+    pub fn reconnect(&mut self, connection: &Connection) -> Result<(), LogError> {
+        if let Some(old) = self.transactions.take() {
+            old.close();
+        }
+        let inputs = Inputs::new(connection, &self.config.group)?;
+        self.answers = answers(&inputs)?;
+        self.inputs = inputs;
+        self.config.connection = connection.clone();
+        self.admin = None;
+        self.ends = Ends::default();
+        self.assigned_ends.clear();
+        self.trims = Trims::new(self.config.trim_every_ms);
+        Ok(())
     }
 
     /// Begins to take the transactional id of another lane, so that it can never commit again under the handle it has.
@@ -173,7 +191,7 @@ impl KafkaLog {
                 Answer::Deleted(starts) => self.trims.answered(&starts),
                 Answer::Failed { text, .. } if tag == TRIM_TAG => self.trims.failed(&text),
                 Answer::Failed { text, .. } => self.ends.failed(tag, &text),
-                Answer::Topics(_) => {}
+                Answer::Topics(_) | Answer::Groups(_) | Answer::Cluster { .. } => {}
             }
         }
         if let Some((tag, partitions)) = self.ends.due() {
@@ -240,7 +258,7 @@ impl Log for KafkaLog {
                 self.admin()?.create(name, kind, partitions, &internal)?;
                 topics::wait_until(self.client(), name, partitions)?
             }
-            None => return Err(topics::required(name, partitions)),
+            None => return Err(required(name, kind, partitions)),
         };
         if info.partitions != partitions {
             return Err(LogError::User(format!(
@@ -421,6 +439,11 @@ impl Drop for KafkaLog {
     }
 }
 
+fn answers(inputs: &Inputs) -> Result<AdminQueue, LogError> {
+    let queue = AdminQueue::new(inputs.client(), Some(Signal::new(inputs.waker())));
+    queue.ok_or_else(|| fault("connect to Kafka", "out of memory", false))
+}
+
 /// An error of the cluster's, or of the way to it.
 fn fault(what: &str, text: &str, retry: bool) -> LogError {
     LogError::Kafka { what: what.to_owned(), text: text.to_owned(), retry }
@@ -454,5 +477,8 @@ fn passing(code: RDKafkaErrorCode) -> bool {
             | Code::UnknownLeaderEpoch
             | Code::OffsetNotAvailable
             | Code::KafkaStorageError
+            // Whoever is refused while it runs waits for its secrets to change. The start asks first.
+            | Code::Authentication
+            | Code::SSL
     )
 }

@@ -16,6 +16,7 @@ use crate::clock;
 use crate::engine::build::Known;
 use crate::engine::topology::Topology;
 use crate::engine::{Engine, EngineError, Step, chain};
+use crate::log::kafka::connection::Connection;
 use crate::log::kafka::control::ControlTopic;
 use crate::log::kafka::{Fence, KafkaLog};
 use crate::log::{Log, LogError};
@@ -40,6 +41,14 @@ pub struct Share {
     pub tasks: Vec<TaskId>,
     /// As the worker has last seen it.
     pub topology: Topology,
+}
+
+/// What a lane is told while it runs.
+#[derive(Debug)]
+pub enum Told {
+    Share(Share),
+    /// The cluster is to be reached in another way from now on.
+    Connection(Connection),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -76,7 +85,7 @@ pub struct Lane {
     /// What is to be done at a time, steady milliseconds.
     later: Vec<(u64, Then)>,
     fence: Option<Fence>,
-    shares: Receiver<Share>,
+    told: Receiver<Told>,
     /// Every task that was assigned runs.
     ready: Arc<AtomicBool>,
     assigned: bool,
@@ -94,7 +103,7 @@ impl Lane {
         identity: Identity,
         engine: Engine<KafkaLog>,
         control: ControlTopic,
-        shares: Receiver<Share>,
+        told: Receiver<Told>,
         ready: Arc<AtomicBool>,
     ) -> Self {
         let core = ownership::Lane::new(identity.lane, identity.incarnation, identity.plan, Rules::ALL);
@@ -106,7 +115,7 @@ impl Lane {
             queue: VecDeque::new(),
             later: Vec::new(),
             fence: None,
-            shares,
+            told,
             ready,
             assigned: false,
             reasons: Vec::new(),
@@ -159,12 +168,7 @@ impl Lane {
             Step::Finished => self.engine.log().wait(FOLLOW_MS),
             Step::Lost(error) => {
                 tracing::warn!(lane = %self.identity.lane, error = chain(&error), "the producer is lost; its id is taken anew");
-                // Whatever the engine still had to answer is void, and the core asks again.
-                let void =
-                    |action: &Action| matches!(action, Action::ReadTail { .. } | Action::Run(_) | Action::Finish(_));
-                self.queue.retain(|action| !void(action));
-                self.later.retain(|(_, then)| !matches!(then, Then::Do(action) if void(action)));
-                self.tell(Event::Lost);
+                self.lost();
             }
         }
         for (task, last) in self.engine.take_finished()? {
@@ -177,6 +181,24 @@ impl Lane {
         for (task, error) in self.engine.take_faults() {
             self.reasons.push(format!("{task}: {}", chain(&error)));
         }
+        Ok(())
+    }
+
+    /// Whatever the engine still had to answer is void, and the core asks again.
+    fn lost(&mut self) {
+        let void = |action: &Action| matches!(action, Action::ReadTail { .. } | Action::Run(_) | Action::Finish(_));
+        self.queue.retain(|action| !void(action));
+        self.later.retain(|(_, then)| !matches!(then, Then::Do(action) if void(action)));
+        self.tell(Event::Lost);
+    }
+
+    /// Takes new clients under the same transactional id, and goes on as after a loss.
+    fn reconnect(&mut self, connection: &Connection) -> Result<(), LaneError> {
+        self.engine.suspend()?;
+        self.engine.log().reconnect(connection)?;
+        self.control.reconnect(connection)?;
+        tracing::info!(lane = %self.identity.lane, "new clients");
+        self.lost();
         Ok(())
     }
 
@@ -196,10 +218,15 @@ impl Lane {
 
     /// Takes in what has happened outside.
     fn hear(&mut self) -> Result<(), LaneError> {
-        while let Ok(Share { generation, tasks, topology }) = self.shares.try_recv() {
-            self.engine.set_topology(topology)?;
-            self.assigned = true;
-            self.tell(Event::Assigned { generation, tasks });
+        while let Ok(told) = self.told.try_recv() {
+            match told {
+                Told::Share(Share { generation, tasks, topology }) => {
+                    self.engine.set_topology(topology)?;
+                    self.assigned = true;
+                    self.tell(Event::Assigned { generation, tasks });
+                }
+                Told::Connection(connection) => self.reconnect(&connection)?,
+            }
         }
         let now = clock::steady_ms();
         let (due, later) = std::mem::take(&mut self.later).into_iter().partition(|(at, _)| *at <= now);

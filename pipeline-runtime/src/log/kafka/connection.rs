@@ -49,6 +49,17 @@ pub enum Mechanism {
     Plain,
 }
 
+impl Mechanism {
+    /// Its field in `spec.kafka.authentication`.
+    pub fn field(self) -> &'static str {
+        match self {
+            Self::ScramSha512 => "scramSha512",
+            Self::ScramSha256 => "scramSha256",
+            Self::Plain => "plain",
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Authentication {
     pub mechanism: Mechanism,

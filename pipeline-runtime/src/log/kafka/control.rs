@@ -71,10 +71,8 @@ pub struct ControlTopic {
 impl ControlTopic {
     /// Connects, and makes the topic if it is not there and we are to.
     pub fn open(connection: &Connection, name: &str, internal: &InternalTopics) -> Result<Self, LogError> {
-        let mut config = connection.consumer(name);
-        // Whoever reads it knows up to where.
-        config.set("enable.partition.eof", "false");
-        let probe = Client::new(Kind::Consumer, &config).map_err(|text| fault("make a consumer", &text, false))?;
+        let probe = Client::new(Kind::Consumer, &connection.consumer(name))
+            .map_err(|text| fault("make a consumer", &text, false))?;
         match lookup::describe(&probe, name)? {
             Some(info) if info.partitions == 1 => {}
             Some(info) => {
@@ -87,18 +85,31 @@ impl ControlTopic {
                 Admin::connect(&connection.client())?.create(name, InternalKind::Control, 1, internal)?;
                 topics::wait_until(&probe, name, 1)?;
             }
-            None => return Err(topics::required(name, 1)),
+            None => return Err(topics::required(name, InternalKind::Control, 1)),
         }
+        Self::connect(connection, name, KafkaOffset::Beginning, 0)
+    }
+
+    /// Goes on with new clients. No append is under way, since each is waited for.
+    pub fn reconnect(&mut self, connection: &Connection) -> Result<(), LogError> {
+        *self = Self::connect(connection, &self.name, KafkaOffset::Offset(self.next), self.next)?;
+        Ok(())
+    }
+
+    fn connect(connection: &Connection, name: &str, from: KafkaOffset, next: i64) -> Result<Self, LogError> {
         let broken = topics::client_error;
+        let mut config = connection.consumer(name);
+        // Whoever reads it knows up to where.
+        config.set("enable.partition.eof", "false");
         // One append is under way at a time.
         let (sender, delivered) = sync_channel(1);
         let appender = connection.appender(APPEND_MS);
         let producer = appender.create_with_context(Deliveries(sender)).map_err(broken)?;
         let consumer: BaseConsumer<Logged> = config.create_with_context(Logged).map_err(broken)?;
         let mut list = TopicPartitionList::new();
-        list.add_partition_offset(name, PARTITION, KafkaOffset::Beginning).map_err(broken)?;
+        list.add_partition_offset(name, PARTITION, from).map_err(broken)?;
         consumer.assign(&list).map_err(broken)?;
-        Ok(Self { name: name.to_owned(), producer, delivered, consumer, next: 0 })
+        Ok(Self { name: name.to_owned(), producer, delivered, consumer, next })
     }
 
     fn fault(&self, what: &str, text: &str, retry: bool) -> LogError {

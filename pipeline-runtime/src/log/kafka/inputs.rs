@@ -211,10 +211,12 @@ impl Inputs {
         for consumer in &self.consumers {
             while let Some(event) = consumer.client.next_event(0, &mut |_| {}) {
                 let Event::Error { code, text } = event else { continue };
-                if matches!(code, RDKafkaErrorCode::Authentication | RDKafkaErrorCode::Fatal) {
-                    return Err(fault("read from Kafka", &text, false));
+                match code {
+                    RDKafkaErrorCode::Fatal => return Err(fault("read from Kafka", &text, false)),
+                    // A password that was changed: it is read again.
+                    RDKafkaErrorCode::Authentication | RDKafkaErrorCode::SSL => tracing::warn!(text, "consumer"),
+                    _ => tracing::debug!(?code, text, "consumer"),
                 }
-                tracing::debug!(?code, text, "consumer");
             }
         }
         Ok(())

@@ -13,7 +13,7 @@ use crate::log::{LogError, TopicInfo};
 /// How long a look-up is tried.
 const LOOKUP_MS: u64 = 30_000;
 /// How long one attempt may take: a broker that died is not answered for, and the next attempt goes to another.
-const ATTEMPT_MS: i32 = 5_000;
+pub const ATTEMPT_MS: i32 = 5_000;
 const RETRY_MS: u64 = 50;
 
 /// An offset of a partition.
@@ -26,7 +26,7 @@ pub fn offset(client: &Arc<Client>, topic: &str, partition: i32, spec: Spec) -> 
             Spec::Timestamp(_) => "reaches a timestamp",
         }
     );
-    retrying(&what, client, topic, |queue| {
+    retrying(&what, client, &[topic], |queue| {
         queue.ask_offsets(&[(topic, partition)], spec, ATTEMPT_MS, 0);
         match answer(queue)? {
             Answer::Offsets(offsets) => match offsets.into_iter().next() {
@@ -44,13 +44,13 @@ pub fn offset(client: &Arc<Client>, topic: &str, partition: i32, spec: Spec) -> 
 
 /// A topic, or `None` if there is none of that name.
 pub fn describe(client: &Arc<Client>, topic: &str) -> Result<Option<TopicInfo>, LogError> {
-    retrying(&format!("look up topic '{topic}'"), client, topic, |queue| {
+    retrying(&format!("look up topic '{topic}'"), client, &[topic], |queue| {
         queue.ask_topics(&[topic], ATTEMPT_MS, 0);
         match answer(queue)? {
             Answer::Topics(topics) => match topics.into_iter().next() {
-                Some(Ok(found)) => Ok(Some(TopicInfo { id: found.id, partitions: found.partitions })),
-                Some(Err(RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::UnknownTopic)) => Ok(None),
-                Some(Err(code)) => Err((code, code.to_string())),
+                Some((_, Ok(found))) => Ok(Some(TopicInfo { id: found.id, partitions: found.partitions })),
+                Some((_, Err(code))) if unknown_topic(code) => Ok(None),
+                Some((_, Err(code))) => Err((code, code.to_string())),
                 None => Err(unexpected()),
             },
             _ => Err(unexpected()),
@@ -58,13 +58,17 @@ pub fn describe(client: &Arc<Client>, topic: &str) -> Result<Option<TopicInfo>, 
     })
 }
 
-type Failure = (RDKafkaErrorCode, String);
+pub fn unknown_topic(code: RDKafkaErrorCode) -> bool {
+    matches!(code, RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::UnknownTopic)
+}
 
-fn unexpected() -> Failure {
+pub type Failure = (RDKafkaErrorCode, String);
+
+pub fn unexpected() -> Failure {
     (RDKafkaErrorCode::Fail, "the answer does not fit the request".to_owned())
 }
 
-fn answer(queue: &AdminQueue) -> Result<Answer, Failure> {
+pub fn answer(queue: &AdminQueue) -> Result<Answer, Failure> {
     match queue.next(ATTEMPT_MS) {
         Some((_, Answer::Failed { code, text })) => Err((code, text)),
         Some((_, answer)) => Ok(answer),
@@ -72,10 +76,11 @@ fn answer(queue: &AdminQueue) -> Result<Answer, Failure> {
     }
 }
 
-fn retrying<T>(
+/// Asks until there is an answer, it is refused for good, or it was tried for too long.
+pub fn retrying<T>(
     what: &str,
     client: &Arc<Client>,
-    topic: &str,
+    topics: &[&str],
     attempt: impl Fn(&AdminQueue) -> Result<T, Failure>,
 ) -> Result<T, LogError> {
     let start = clock::steady_ms();
@@ -91,7 +96,7 @@ fn retrying<T>(
         if !passing || clock::steady_ms() - start > LOOKUP_MS {
             return Err(fault(what, &text, passing));
         }
-        client.refresh_leaders(topic, ATTEMPT_MS);
+        topics.iter().for_each(|topic| client.refresh_leaders(topic, ATTEMPT_MS));
         clock::pause_ms(RETRY_MS);
     }
 }

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use futures_executor::block_on;
-use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{
+    AdminClient, AdminOptions, ConfigResource, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication,
+};
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::ConsumerContext;
@@ -26,6 +28,9 @@ const RETRY_MS: u64 = 50;
 const RECORD_BYTES_DEFAULT: usize = 1_048_588;
 /// Our own topics take any row that a topic of the user's can hold, and its state.
 const INTERNAL_RECORD_BYTES: usize = 16 << 20;
+
+/// A topic's configuration, defaults included.
+pub type Settings = BTreeMap<String, String>;
 
 /// Sends what the library logs to our log.
 pub struct Logged;
@@ -59,25 +64,27 @@ impl Admin {
         Ok(Self { client: config.create_with_context(Logged).map_err(client_error)? })
     }
 
-    /// The largest record that each topic takes, in bytes. A topic whose configuration may not be read has the
-    /// broker's default.
-    pub fn record_limits(&self, topics: &[&str]) -> Result<BTreeMap<String, usize>, LogError> {
+    /// The configuration of each topic; `None`: it may not be read, or there is no such topic. (The library's wrapper
+    /// tells no more: it gives an empty configuration then.)
+    pub fn settings(&self, topics: &[&str]) -> Result<Vec<Option<Settings>>, LogError> {
+        if topics.is_empty() {
+            return Ok(Vec::new());
+        }
         let asked: Vec<_> = topics.iter().map(|t| ResourceSpecifier::Topic(t)).collect();
         let what = "read the configuration of topics";
         let answers = retrying(what, || block_on(self.client.describe_configs(&asked, &options())))?;
-        let mut limits = BTreeMap::new();
-        for (topic, answer) in topics.iter().zip(answers) {
-            let limit = match answer {
-                Ok(resource) => resource.get("max.message.bytes").and_then(|e| e.value.as_ref()?.parse().ok()),
-                Err(RDKafkaErrorCode::UnknownTopicOrPartition) => continue,
-                Err(code) => {
-                    tracing::warn!(topic, %code, "its configuration cannot be read, and the default limit is taken");
-                    None
-                }
-            };
-            limits.insert((*topic).to_owned(), limit.unwrap_or(RECORD_BYTES_DEFAULT));
-        }
-        Ok(limits)
+        let read = |resource: ConfigResource| -> Settings {
+            resource.entries.into_iter().map(|e| (e.name, e.value.unwrap_or_default())).collect()
+        };
+        Ok(answers.into_iter().map(|answer| answer.ok().map(read).filter(|s| !s.is_empty())).collect())
+    }
+
+    /// The largest record that each topic takes, in bytes. A topic whose configuration may not be read has the
+    /// broker's default.
+    pub fn record_limits(&self, topics: &[&str]) -> Result<BTreeMap<String, usize>, LogError> {
+        let limit = |settings: Option<Settings>| settings?.get("max.message.bytes")?.parse().ok();
+        let limits = self.settings(topics)?.into_iter().map(|s| limit(s).unwrap_or(RECORD_BYTES_DEFAULT));
+        Ok(topics.iter().map(|topic| (*topic).to_owned()).zip(limits).collect())
     }
 
     /// How long a topic keeps the deletes of keys, if it is compacted and loses nothing else. A topic whose configuration
@@ -117,6 +124,28 @@ impl Admin {
         partitions: i32,
         internal: &InternalTopics,
     ) -> Result<(), LogError> {
+        self.ask_to_create(name, kind, partitions, internal, &options())
+    }
+
+    /// Says why a topic of our own could not be created, without doing it.
+    pub fn try_create(
+        &self,
+        name: &str,
+        kind: InternalKind,
+        partitions: i32,
+        internal: &InternalTopics,
+    ) -> Result<(), LogError> {
+        self.ask_to_create(name, kind, partitions, internal, &options().validate_only(true))
+    }
+
+    fn ask_to_create(
+        &self,
+        name: &str,
+        kind: InternalKind,
+        partitions: i32,
+        internal: &InternalTopics,
+        options: &AdminOptions,
+    ) -> Result<(), LogError> {
         let replicas = i32::from(internal.replication_factor);
         let settings = settings(kind, replicas);
         let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(replicas));
@@ -124,7 +153,7 @@ impl Admin {
             topic = topic.set(key, value);
         }
         let what = format!("create topic '{name}' with {replicas} replicas");
-        let answers = retrying(&what, || block_on(self.client.create_topics([&topic], &options())))?;
+        let answers = retrying(&what, || block_on(self.client.create_topics([&topic], options)))?;
         for answer in answers {
             match answer {
                 Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
@@ -177,9 +206,13 @@ pub fn client_error(error: KafkaError) -> LogError {
 }
 
 /// One of our topics is missing, and we are not to make it.
-pub fn required(name: &str, partitions: i32) -> LogError {
+pub fn required(name: &str, kind: InternalKind, partitions: i32) -> LogError {
+    let keeping = match kind {
+        InternalKind::Changelog | InternalKind::Control => "cleanup.policy=compact",
+        InternalKind::Repartition => "cleanup.policy=delete, retention.ms=-1 and retention.bytes=-1",
+    };
     LogError::User(format!(
-        "internal topic '{name}' does not exist, and spec.kafka.internal.creation is RequireExisting: create it with {partitions} partitions"
+        "internal topic '{name}' does not exist, and spec.kafka.internal.creation is RequireExisting: create it with {partitions} partitions, {keeping}"
     ))
 }
 

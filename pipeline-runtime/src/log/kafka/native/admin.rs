@@ -1,6 +1,7 @@
 //! Requests of an administrator that do not block: they are asked here and answered through a queue.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::collections::BTreeSet;
+use std::ffi::{c_char, c_int};
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Arc;
@@ -45,12 +46,27 @@ pub struct PartitionOffset {
     pub offset: Result<i64, RDKafkaErrorCode>,
 }
 
+/// What the brokers let us do with a topic or a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Right {
+    Read,
+    Write,
+    Delete,
+    Describe,
+    /// Nothing that we ever need.
+    Other,
+}
+
 /// A topic as the brokers describe it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Description {
     /// Base64, as Kafka's own tools print it.
     pub id: Option<String>,
     pub partitions: i32,
+    /// Partitions that nobody leads.
+    pub leaderless: Vec<i32>,
+    /// Empty: the brokers do not say.
+    pub rights: BTreeSet<Right>,
 }
 
 #[derive(Debug)]
@@ -58,7 +74,11 @@ pub enum Answer {
     Offsets(Vec<PartitionOffset>),
     /// The new start of each partition.
     Deleted(Vec<PartitionOffset>),
-    Topics(Vec<Result<Description, RDKafkaErrorCode>>),
+    Topics(Vec<(String, Result<Description, RDKafkaErrorCode>)>),
+    Groups(Vec<Result<BTreeSet<Right>, RDKafkaErrorCode>>),
+    Cluster {
+        brokers: usize,
+    },
     Failed {
         code: RDKafkaErrorCode,
         text: String,
@@ -78,6 +98,19 @@ unsafe impl Send for AdminQueue {}
 
 /// Options of one request, freed with it.
 struct Options(NonNull<c::rd_kafka_AdminOptions_t>);
+
+impl Options {
+    /// The answer shall say what we may do.
+    fn with_rights(&self) {
+        // SAFETY: the options are alive; the error, if there is one, is ours. Without it the brokers say less.
+        unsafe {
+            let error = c::rd_kafka_AdminOptions_set_include_authorized_operations(self.0.as_ptr(), 1);
+            if !error.is_null() {
+                c::rd_kafka_error_destroy(error);
+            }
+        }
+    }
+}
 
 impl Drop for Options {
     fn drop(&mut self) {
@@ -161,6 +194,7 @@ impl AdminQueue {
         else {
             return;
         };
+        options.with_rights();
         let names: Vec<_> = names.iter().map(|n| c_string(n)).collect();
         let mut pointers: Vec<*const c_char> = names.iter().map(|n| n.as_ptr()).collect();
         // SAFETY: everything is alive; the request copies names and options, and the collection is freed here.
@@ -169,6 +203,29 @@ impl AdminQueue {
             c::rd_kafka_DescribeTopics(self.client.rk(), topics, options.0.as_ptr(), self.queue.as_ptr());
             c::rd_kafka_TopicCollection_destroy(topics);
         }
+    }
+
+    /// Asks what we may do with consumer groups, which need not be there.
+    pub fn ask_groups(&self, names: &[&str], timeout_ms: i32, tag: usize) {
+        let operation = c::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBECONSUMERGROUPS;
+        let Some(options) = self.options(operation, timeout_ms, tag) else { return };
+        options.with_rights();
+        let names: Vec<_> = names.iter().map(|n| c_string(n)).collect();
+        let mut pointers: Vec<*const c_char> = names.iter().map(|n| n.as_ptr()).collect();
+        let (first, count) = (pointers.as_mut_ptr(), pointers.len());
+        // SAFETY: everything is alive; the request copies names and options.
+        unsafe {
+            let queue = self.queue.as_ptr();
+            c::rd_kafka_DescribeConsumerGroups(self.client.rk(), first, count, options.0.as_ptr(), queue);
+        }
+    }
+
+    /// Asks who is in the cluster.
+    pub fn ask_cluster(&self, timeout_ms: i32, tag: usize) {
+        let operation = c::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBECLUSTER;
+        let Some(options) = self.options(operation, timeout_ms, tag) else { return };
+        // SAFETY: everything is alive; the request copies the options.
+        unsafe { c::rd_kafka_DescribeCluster(self.client.rk(), options.0.as_ptr(), self.queue.as_ptr()) };
     }
 
     /// Waits for the next answer, which comes with its request's tag. `None`: none came in time.
@@ -247,7 +304,28 @@ unsafe fn read_answer(event: NonNull<c::rd_kafka_event_t>) -> Answer {
                 let mut count = 0;
                 let result = c::rd_kafka_event_DescribeTopics_result(event);
                 let topics = c::rd_kafka_DescribeTopics_result_topics(result, &mut count);
-                Answer::Topics(elements(topics, count).iter().map(|topic| read_topic(*topic)).collect())
+                let named = |topic: &*const c::rd_kafka_TopicDescription_t| {
+                    (text(c::rd_kafka_TopicDescription_name(*topic)), read_topic(*topic))
+                };
+                Answer::Topics(elements(topics, count).iter().map(named).collect())
+            }
+            c::RD_KAFKA_EVENT_DESCRIBECONSUMERGROUPS_RESULT => {
+                let mut count = 0;
+                let result = c::rd_kafka_event_DescribeConsumerGroups_result(event);
+                let groups = c::rd_kafka_DescribeConsumerGroups_result_groups(result, &mut count);
+                let rights = |group: &*const c::rd_kafka_ConsumerGroupDescription_t| {
+                    let (error, mut count) = (c::rd_kafka_ConsumerGroupDescription_error(*group), 0);
+                    failure(error)?;
+                    let operations = c::rd_kafka_ConsumerGroupDescription_authorized_operations(*group, &mut count);
+                    Ok(read_rights(operations, count))
+                };
+                Answer::Groups(elements(groups, count).iter().map(rights).collect())
+            }
+            c::RD_KAFKA_EVENT_DESCRIBECLUSTER_RESULT => {
+                let mut brokers = 0;
+                let result = c::rd_kafka_event_DescribeCluster_result(event);
+                c::rd_kafka_DescribeCluster_result_nodes(result, &mut brokers);
+                Answer::Cluster { brokers }
             }
             kind => Answer::Failed {
                 code: RDKafkaErrorCode::Fail,
@@ -279,20 +357,53 @@ unsafe fn read_element(element: *const c::rd_kafka_topic_partition_t) -> Partiti
 }
 
 /// # Safety
+/// Null, or a live error object that stays its owner's.
+unsafe fn failure(error: *const c::rd_kafka_error_t) -> Result<(), RDKafkaErrorCode> {
+    // SAFETY: the caller's; null is no error to the library.
+    let code = unsafe { c::rd_kafka_error_code(error) };
+    if error.is_null() || code == c::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR {
+        Ok(())
+    } else {
+        Err(code.into())
+    }
+}
+
+/// # Safety
+/// `count` live operations, or null.
+unsafe fn read_rights(operations: *const c::rd_kafka_AclOperation_t, count: usize) -> BTreeSet<Right> {
+    use c::rd_kafka_AclOperation_t as Operation;
+    // SAFETY: the caller's.
+    let operations = unsafe { elements(operations, count) };
+    let right = |operation: &Operation| match *operation {
+        Operation::RD_KAFKA_ACL_OPERATION_READ => Right::Read,
+        Operation::RD_KAFKA_ACL_OPERATION_WRITE => Right::Write,
+        Operation::RD_KAFKA_ACL_OPERATION_DELETE => Right::Delete,
+        Operation::RD_KAFKA_ACL_OPERATION_DESCRIBE => Right::Describe,
+        _ => Right::Other,
+    };
+    operations.iter().map(right).collect()
+}
+
+/// # Safety
 /// A live description.
 unsafe fn read_topic(topic: *const c::rd_kafka_TopicDescription_t) -> Result<Description, RDKafkaErrorCode> {
     // SAFETY: the caller's; what it points to lives as long as it, and the copied id is freed by us.
     unsafe {
-        let error = c::rd_kafka_TopicDescription_error(topic);
-        let code = c::rd_kafka_error_code(error);
-        if !error.is_null() && code != c::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR {
-            return Err(code.into());
-        }
-        let mut count = 0;
-        let partitions: *const c_void = c::rd_kafka_TopicDescription_partitions(topic, &mut count).cast();
-        let partitions = if partitions.is_null() { 0 } else { i32::try_from(count).unwrap_or(i32::MAX) };
+        failure(c::rd_kafka_TopicDescription_error(topic))?;
+        let (mut count, mut operations) = (0, 0);
+        let partitions = elements(c::rd_kafka_TopicDescription_partitions(topic, &mut count), count);
+        let leaderless = partitions.iter().filter(|p| {
+            let leader = c::rd_kafka_TopicPartitionInfo_leader(**p);
+            leader.is_null() || c::rd_kafka_Node_id(leader) < 0
+        });
         let id = c::rd_kafka_TopicDescription_topic_id(topic);
         let id = (!id.is_null()).then(|| text(c::rd_kafka_Uuid_base64str(id)));
-        Ok(Description { id: id.filter(|i| !i.is_empty()), partitions })
+        let rights = c::rd_kafka_TopicDescription_authorized_operations(topic, &mut operations);
+        Ok(Description {
+            id: id.filter(|i| !i.is_empty()),
+            partitions: i32::try_from(partitions.len()).unwrap_or(i32::MAX),
+            leaderless: leaderless.map(|p| c::rd_kafka_TopicPartitionInfo_partition(*p)).collect(),
+            rights: read_rights(rights, operations),
+        })
     }
 }
