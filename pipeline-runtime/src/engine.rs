@@ -96,6 +96,21 @@ impl EngineError {
             Self::Commit(_) | Self::Task { .. } | Self::Order(_) => false,
         }
     }
+
+    /// The log's error, if it passes by itself.
+    fn passing(self) -> Result<LogError, Self> {
+        if !self.passes() {
+            return Err(self);
+        }
+        match self {
+            Self::Log(error) => Ok(error),
+            Self::Build(error) => match *error {
+                BuildError::Log(error) => Ok(error),
+                other => Err(other.into()),
+            },
+            other => Err(other),
+        }
+    }
 }
 
 /// How a run ended.
@@ -576,6 +591,15 @@ impl<L: Log> Engine<L> {
             return self.settle(Trouble::Lost(CommitError::Unknown(error)));
         }
         self.begin_epoch();
+        match self.place_again().map_err(EngineError::passing) {
+            Ok(()) => Ok(Step::Busy),
+            // The log does not answer: every task is restored when it does.
+            Err(Ok(error)) => self.settle(Trouble::Lost(CommitError::Unknown(error))),
+            Err(Err(error)) => Err(error),
+        }
+    }
+
+    fn place_again(&mut self) -> Result<(), EngineError> {
         for slot in 0..self.tasks.len() {
             let Some(mut task) = self.take_out(slot)? else { continue };
             task.state.discard();
@@ -586,7 +610,7 @@ impl<L: Log> Engine<L> {
             task.generation = generation;
             self.place(slot, task)?;
         }
-        Ok(Step::Busy)
+        Ok(())
     }
 
     fn begin_epoch(&mut self) {

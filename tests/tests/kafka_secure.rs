@@ -63,6 +63,8 @@ fn start() -> anyhow::Result<Secured> {
     let plain = "org.apache.kafka.common.security.plain.PlainLoginModule required";
     properties.push(("listener.name.sasl.scram-sha-256.sasl.jaas.config".to_owned(), scram.clone()));
     properties.push(("listener.name.sasl.scram-sha-512.sasl.jaas.config".to_owned(), scram));
+    // A session ends after so long unless the client proves again who it is.
+    properties.push(("listener.name.sasl.scram-sha-512.connections.max.reauth.ms".to_owned(), "5000".to_owned()));
     let users = format!("{plain} user_bob=\"{PLAIN_PASSWORD}\";");
     properties.push(("listener.name.sasl.plain.sasl.jaas.config".to_owned(), users));
     let listeners = [("TLS", "SSL"), ("MUTUAL", "SSL"), ("SASL", "SASL_SSL")];
@@ -392,18 +394,22 @@ fn a_password_that_changes_is_taken_up_while_the_worker_runs() {
     let mut worker = worker(&story, &secrets).unwrap();
     worker.wait_ready().unwrap();
     story.wait_written(200).unwrap();
-    let logs = |worker: &Worker, text: &str| {
-        wait::until(text, DEADLINE, || Ok(worker.log().contains(text))).with_context(|| worker.log())
+    let logs = |worker: &Worker, behind: usize, text: &str| {
+        wait::until(text, DEADLINE, || Ok(worker.log()[behind..].contains(text))).with_context(|| worker.log())
     };
     // One that does not work leaves the worker as it is.
     Way::sasl("scramSha512", "carol", WRONG_PASSWORD).write_secrets(&secrets).unwrap();
-    logs(&worker, "the secrets have changed and do not work").unwrap();
+    logs(&worker, 0, "the secrets have changed and do not work").unwrap();
     let seen = story.rows().unwrap().len();
     story.wait_rows(seen + 200).unwrap();
     assert!(!worker.log().contains("new clients"));
+    // The broker changes first, and refuses the clients that run until the file follows.
+    Way::sasl("scramSha512", "carol", SCRAM_PASSWORD).write_secrets(&secrets).unwrap();
+    let behind = worker.log().len();
     secured().kafka.set_password("carol", NEXT_PASSWORD).unwrap();
+    logs(&worker, behind, "invalid credentials").unwrap();
     Way::sasl("scramSha512", "carol", NEXT_PASSWORD).write_secrets(&secrets).unwrap();
-    logs(&worker, "new clients").unwrap();
+    logs(&worker, behind, "new clients").unwrap();
     let seen = story.rows().unwrap().len();
     story.wait_rows(seen + 200).unwrap();
     story.stop_generating().unwrap();
