@@ -428,11 +428,7 @@ enum Moment {
 
 /// Commits epochs and has `disturb` get in between, with the number of the attempt. Whatever a commit says, the marker
 /// tells what became of it.
-fn commit_through(
-    kafka: &mut Kafka,
-    epochs: usize,
-    mut disturb: impl FnMut(&mut Kafka, usize, Moment),
-) -> Vec<&'static str> {
+fn commit_through(kafka: &Kafka, epochs: usize, mut disturb: impl FnMut(&Kafka, usize, Moment)) -> Vec<&'static str> {
     kafka.create_topic("results", 1, &[]).unwrap();
     let replication_factor = kafka.brokers() as u16;
     let config = KafkaLogConfig {
@@ -474,8 +470,8 @@ fn commit_through(
 
 #[test]
 fn leaders_that_are_killed_between_an_epoch_and_its_commit_double_and_lose_nothing() {
-    let mut kafka = Kafka::three().unwrap();
-    let outcomes = commit_through(&mut kafka, 8, |kafka, attempt, moment| {
+    let kafka = Kafka::three().unwrap();
+    let outcomes = commit_through(&kafka, 8, |kafka, attempt, moment| {
         // The leader of the changelog, of the results, and then whoever it is: the coordinator is among them.
         match (attempt, moment) {
             (1, Moment::BeforeCommit) => kill_leader(kafka, "disturbed-changelog"),
@@ -488,7 +484,7 @@ fn leaders_that_are_killed_between_an_epoch_and_its_commit_double_and_lose_nothi
 }
 
 /// Kills the leader and starts it again at once: with another one down, nothing could be written.
-fn kill_leader(kafka: &mut Kafka, topic: &str) {
+fn kill_leader(kafka: &Kafka, topic: &str) {
     let leader = kafka.leader(topic, 0).unwrap();
     kafka.kill(leader).unwrap();
     kafka.restart(leader).unwrap();
@@ -500,8 +496,8 @@ fn kill_leader(kafka: &mut Kafka, topic: &str) {
 fn an_outcome_that_did_not_come_in_time_is_unknown_and_the_marker_tells_it() {
     // A broker that was given up while it stood still would lose markers for want of a leader.
     let properties = vec![("broker.session.timeout.ms".to_owned(), "120000".to_owned())];
-    let mut kafka = Kafka::start(&Options { properties, ..Options::default() }).unwrap();
-    let outcomes = commit_through(&mut kafka, 5, |kafka, attempt, moment| match (attempt, moment) {
+    let kafka = Kafka::start(&Options { properties, ..Options::default() }).unwrap();
+    let outcomes = commit_through(&kafka, 5, |kafka, attempt, moment| match (attempt, moment) {
         (2, Moment::BeforeCommit) => kafka.signal(1, Signal::Stop).unwrap(),
         (2, Moment::AfterCommit) => kafka.signal(1, Signal::Continue).unwrap(),
         _ => {}

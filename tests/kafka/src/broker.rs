@@ -4,6 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, bail, ensure};
 
@@ -58,24 +59,29 @@ pub struct Broker {
     home: PathBuf,
     properties: PathBuf,
     jvm: Jvm,
-    child: Option<Child>,
+    /// Behind a lock, so that tests which share a cluster can take its brokers away.
+    child: Mutex<Option<Child>>,
 }
 
 impl Broker {
     pub fn new(id: u32, home: PathBuf, properties: PathBuf, jvm: Jvm) -> Self {
-        Self { id, home, properties, jvm, child: None }
+        Self { id, home, properties, jvm, child: Mutex::new(None) }
     }
 
     pub fn id(&self) -> u32 {
         self.id
     }
 
+    fn child(&self) -> MutexGuard<'_, Option<Child>> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub fn pid(&self) -> Option<u32> {
-        self.child.as_ref().map(Child::id)
+        self.child().as_ref().map(Child::id)
     }
 
     pub fn is_running(&self) -> bool {
-        self.child.is_some()
+        self.child().is_some()
     }
 
     fn log_file(&self) -> PathBuf {
@@ -83,8 +89,9 @@ impl Broker {
     }
 
     /// Starts the JVM in a process group of its own, so that a terminal's Ctrl-C reaches the tests only.
-    pub fn launch(&mut self) -> anyhow::Result<u32> {
-        ensure!(self.child.is_none(), "broker {} runs already", self.id);
+    pub fn launch(&self) -> anyhow::Result<u32> {
+        let mut running = self.child();
+        ensure!(running.is_none(), "broker {} runs already", self.id);
         let log = OpenOptions::new().create(true).append(true).open(self.log_file()).context("open a broker's log")?;
         let mut command = Command::new("java");
         command.arg(format!("-Djava.io.tmpdir={}", self.home.display()));
@@ -93,13 +100,13 @@ impl Broker {
         command.stdin(Stdio::null()).stdout(log.try_clone().context("open a broker's log")?).stderr(log);
         let child = command.spawn().context("start java: is a JRE of version 17 or later installed?")?;
         let pid = child.id();
-        self.child = Some(child);
+        *running = Some(child);
         Ok(pid)
     }
 
     /// Kills and reaps it; returns the number that it had.
-    pub fn kill(&mut self) -> anyhow::Result<u32> {
-        let Some(mut child) = self.child.take() else { bail!("broker {} does not run", self.id) };
+    pub fn kill(&self) -> anyhow::Result<u32> {
+        let Some(mut child) = self.child().take() else { bail!("broker {} does not run", self.id) };
         // Fails only for one that has ended by itself.
         let _ = child.kill();
         child.wait().context("wait for a killed broker")?;
@@ -107,7 +114,7 @@ impl Broker {
     }
 
     /// Asks it to stop, and kills it when it does not.
-    pub fn stop(&mut self) -> anyhow::Result<u32> {
+    pub fn stop(&self) -> anyhow::Result<u32> {
         let pid = self.pid().with_context(|| format!("broker {} does not run", self.id))?;
         send(pid, "TERM")?;
         let stopped = wait::until("a broker's stop", DEADLINE, || Ok(self.exit_status().is_some()));
@@ -127,8 +134,8 @@ impl Broker {
     }
 
     /// How it ended, if it has.
-    pub fn exit_status(&mut self) -> Option<ExitStatus> {
-        self.child.as_mut().and_then(|child| child.try_wait().ok().flatten())
+    pub fn exit_status(&self) -> Option<ExitStatus> {
+        self.child().as_mut().and_then(|child| child.try_wait().ok().flatten())
     }
 
     pub fn log_tail(&self) -> String {

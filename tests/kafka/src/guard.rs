@@ -7,7 +7,8 @@
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::Context;
 
@@ -36,6 +37,7 @@ done
 
 pub struct Guard {
     shell: Child,
+    pipe: Mutex<Option<ChildStdin>>,
 }
 
 impl Guard {
@@ -44,20 +46,22 @@ impl Guard {
         let mut command = Command::new("sh");
         command.args(["-c", SCRIPT, "millrace-kafka-guard"]).arg(dir);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
-        Ok(Self { shell: command.spawn().context("start the guard's shell")? })
+        let mut shell = command.spawn().context("start the guard's shell")?;
+        let pipe = Mutex::new(shell.stdin.take());
+        Ok(Self { shell, pipe })
     }
 
-    pub fn started(&mut self, pid: u32) {
+    pub fn started(&self, pid: u32) {
         self.tell("started", pid);
     }
 
     /// The process is gone and was waited for: its number may become somebody else's.
-    pub fn reaped(&mut self, pid: u32) {
+    pub fn reaped(&self, pid: u32) {
         self.tell("reaped", pid);
     }
 
-    fn tell(&mut self, word: &str, pid: u32) {
-        if let Some(pipe) = &mut self.shell.stdin {
+    fn tell(&self, word: &str, pid: u32) {
+        if let Some(pipe) = &mut *self.pipe.lock().unwrap_or_else(PoisonError::into_inner) {
             // A guard that is gone can do no more; the instance still works.
             let _ = writeln!(pipe, "{word} {pid}");
         }
@@ -66,7 +70,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.shell.stdin = None;
+        *self.pipe.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
         let _ = self.shell.wait();
     }
 }

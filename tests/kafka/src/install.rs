@@ -97,7 +97,7 @@ impl Installation {
 
     /// Runs a broker through what most tests do. Its JVM writes the archive when it ends.
     fn make_class_archive(&self, next: &Path) -> anyhow::Result<()> {
-        let mut kafka = Kafka::start_on(self, &Options::default(), Some(next))?;
+        let kafka = Kafka::start_on(self, &Options::default(), Some(next))?;
         kafka.create_topic("warm-up", 1, &[])?;
         kafka.produce("warm-up", [Message::new("key", "value")])?;
         kafka.read_committed("warm-up")?;

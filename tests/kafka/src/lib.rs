@@ -46,6 +46,9 @@ const BROKER_PORT: u16 = 9092;
 const CONTROLLER_PORT: u16 = 9192;
 /// The first of [`Options::listeners`] is here, each of the others ten above the one before.
 const SECURED_PORT: u16 = 9292;
+/// Clients that come by a proxy are let in here, when [`Options::proxied_listener`] is set, and told to come back there.
+const PROXIED_PORT: u16 = 9392;
+const PROXY_PORT: u16 = 9492;
 /// How many loopback addresses are tried until one is free.
 const ADDRESSES_TRIED_MAX: u32 = 16;
 
@@ -70,6 +73,8 @@ pub struct Options {
     pub listeners: Vec<(String, String)>,
     /// The loopback address, where a certificate has to name it; see [`free_address`].
     pub address: Option<Ipv4Addr>,
+    /// A further listener named PROXIED. Its advertised address, [`Kafka::proxy`], is free for a proxy of the test's.
+    pub proxied_listener: bool,
 }
 
 impl Default for Options {
@@ -81,6 +86,7 @@ impl Default for Options {
             properties: Vec::new(),
             listeners: Vec::new(),
             address: None,
+            proxied_listener: false,
         }
     }
 }
@@ -162,13 +168,19 @@ impl Kafka {
             clients += &format!(",{name}://{address}:{}", secured_port(index, id));
             protocols += &format!(",{name}:{protocol}");
         }
+        let mut advertised = clients.clone();
+        if options.proxied_listener {
+            clients += &format!(",PROXIED://{}", self.proxied(id));
+            advertised += &format!(",PROXIED://{}", self.proxy(id));
+            protocols += ",PROXIED:PLAINTEXT";
+        }
         let replicas = options.brokers;
         let in_sync_min = replicas.saturating_sub(1).max(1);
         let mut text = format!(
             "process.roles=broker,controller
 node.id={id}
 listeners={clients},CONTROLLER://{address}:{controller}
-advertised.listeners={clients}
+advertised.listeners={advertised}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 listener.security.protocol.map={protocols}
@@ -203,15 +215,15 @@ log.message.timestamp.after.max.ms=9223372036854775807
         text
     }
 
-    fn launch(&mut self, id: u32) -> anyhow::Result<()> {
-        let broker = self.broker_mut(id)?;
+    fn launch(&self, id: u32) -> anyhow::Result<()> {
+        let broker = self.broker(id)?;
         let pid = broker.launch()?;
         self.guard.started(pid);
         Ok(())
     }
 
     /// Waits until all running brokers are in the metadata that each of them answers with.
-    pub fn wait_ready(&mut self) -> anyhow::Result<()> {
+    pub fn wait_ready(&self) -> anyhow::Result<()> {
         let running = self.brokers.iter().filter(|b| b.is_running()).count();
         for index in 0..self.brokers.len() {
             if self.brokers[index].is_running() {
@@ -221,7 +233,7 @@ log.message.timestamp.after.max.ms=9223372036854775807
         Ok(())
     }
 
-    fn wait_for_metadata(&mut self, index: usize, running: usize) -> anyhow::Result<()> {
+    fn wait_for_metadata(&self, index: usize, running: usize) -> anyhow::Result<()> {
         let config = self.config_for(&self.server(self.brokers[index].id()));
         let client: rdkafka::consumer::BaseConsumer = config.create().context("make a client")?;
         let what = format!("broker {} of {}", self.brokers[index].id(), self.dir.display());
@@ -236,27 +248,27 @@ log.message.timestamp.after.max.ms=9223372036854775807
     }
 
     /// Ends a broker as SIGKILL does, and returns when it is gone.
-    pub fn kill(&mut self, id: u32) -> anyhow::Result<()> {
-        let pid = self.broker_mut(id)?.kill()?;
+    pub fn kill(&self, id: u32) -> anyhow::Result<()> {
+        let pid = self.broker(id)?.kill()?;
         self.guard.reaped(pid);
         Ok(())
     }
 
     /// Stops a broker in its own time: leaders move away, files are closed.
-    pub fn stop(&mut self, id: u32) -> anyhow::Result<()> {
-        let pid = self.broker_mut(id)?.stop()?;
+    pub fn stop(&self, id: u32) -> anyhow::Result<()> {
+        let pid = self.broker(id)?.stop()?;
         self.guard.reaped(pid);
         Ok(())
     }
 
     /// Starts a broker that was killed or stopped, on its old data and port, and waits until it is ready.
-    pub fn restart(&mut self, id: u32) -> anyhow::Result<()> {
+    pub fn restart(&self, id: u32) -> anyhow::Result<()> {
         self.launch(id)?;
         self.wait_ready()
     }
 
     /// Starts a broker and does not wait, for tests in which it cannot become ready alone.
-    pub fn launch_again(&mut self, id: u32) -> anyhow::Result<()> {
+    pub fn launch_again(&self, id: u32) -> anyhow::Result<()> {
         self.launch(id)
     }
 
@@ -274,10 +286,6 @@ log.message.timestamp.after.max.ms=9223372036854775807
         self.brokers.iter().find(|b| b.id() == id).with_context(|| format!("there is no broker {id}"))
     }
 
-    fn broker_mut(&mut self, id: u32) -> anyhow::Result<&mut Broker> {
-        self.brokers.iter_mut().find(|b| b.id() == id).with_context(|| format!("there is no broker {id}"))
-    }
-
     /// Host and port of one broker's plain listener.
     pub fn server(&self, id: u32) -> String {
         format!("{}:{}", self.address, BROKER_PORT + id as u16 - 1)
@@ -292,6 +300,21 @@ log.message.timestamp.after.max.ms=9223372036854775807
     pub fn servers_of(&self, listener: usize) -> String {
         let server = |b: &Broker| format!("{}:{}", self.address, secured_port(listener, b.id()));
         self.brokers.iter().map(server).collect::<Vec<_>>().join(",")
+    }
+
+    /// Host and port of a broker's listener of [`Options::proxied_listener`].
+    pub fn proxied(&self, id: u32) -> String {
+        format!("{}:{}", self.address, PROXIED_PORT + id as u16 - 1)
+    }
+
+    /// Where a proxy has to listen, for a broker of [`Options::proxied_listener`].
+    pub fn proxy(&self, id: u32) -> String {
+        format!("{}:{}", self.address, PROXY_PORT + id as u16 - 1)
+    }
+
+    /// Whether a broker was started and not ended.
+    pub fn is_running(&self, id: u32) -> bool {
+        self.broker(id).is_ok_and(Broker::is_running)
     }
 
     /// How many brokers there are, running or not.
@@ -335,7 +358,7 @@ log.message.timestamp.after.max.ms=9223372036854775807
 
 impl Drop for Kafka {
     fn drop(&mut self) {
-        for broker in &mut self.brokers {
+        for broker in &self.brokers {
             if broker.is_running()
                 && let Ok(pid) = broker.kill()
             {

@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use futures_executor::block_on;
 use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
-use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{Offset, TopicPartitionList};
 
@@ -100,6 +100,27 @@ impl Kafka {
         let committed = consumer.committed_offsets(list, DEADLINE).context("fetch a group's offsets")?;
         let elements = committed.elements();
         Ok(elements.iter().filter_map(|e| Some((e.partition(), e.offset().to_raw().filter(|o| *o >= 0)?))).collect())
+    }
+
+    /// Sets what a group has committed of a partition, as tools that reset offsets do.
+    pub fn set_group_offset(&self, group: &str, topic: &str, partition: i32, offset: i64) -> anyhow::Result<()> {
+        let consumer: BaseConsumer = self.config().set("group.id", group).create().context("make a consumer")?;
+        let mut list = TopicPartitionList::new();
+        list.add_partition_offset(topic, partition, Offset::Offset(offset))?;
+        consumer.commit(&list, CommitMode::Sync).context("set a group's offset")
+    }
+
+    /// The names of all topics.
+    pub fn topics(&self) -> anyhow::Result<Vec<String>> {
+        let client: BaseConsumer = self.config().create().context("make a client")?;
+        let metadata = client.fetch_metadata(None, DEADLINE).context("fetch metadata")?;
+        Ok(metadata.topics().iter().map(|t| t.name().to_owned()).collect())
+    }
+
+    /// Behind the last record of a partition.
+    pub fn end(&self, topic: &str, partition: i32) -> anyhow::Result<i64> {
+        let client: BaseConsumer = self.config().create().context("make a client")?;
+        Ok(client.fetch_watermarks(topic, partition, DEADLINE).context("look up an end")?.1)
     }
 
     /// Waits until every partition of a topic has a leader.

@@ -27,7 +27,7 @@ fn check(records: &[Record]) {
 
 #[test]
 fn what_was_acknowledged_is_there_after_a_kill_and_a_restart() {
-    let mut kafka = Kafka::single().unwrap();
+    let kafka = Kafka::single().unwrap();
     kafka.create_topic("orders", 4, &[]).unwrap();
     kafka.produce("orders", messages()).unwrap();
     check(&kafka.read_committed("orders").unwrap());
@@ -73,7 +73,7 @@ fn a_committed_read_leaves_out_markers_and_what_was_aborted_or_is_open() {
 
 #[test]
 fn three_brokers_lose_nothing_when_one_is_killed() {
-    let mut kafka = Kafka::three().unwrap();
+    let kafka = Kafka::three().unwrap();
     kafka.create_topic("orders", 4, &[]).unwrap();
     kafka.wait_in_sync("orders").unwrap();
     let leader = kafka.leader("orders", 0).unwrap();
