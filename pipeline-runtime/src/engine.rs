@@ -97,15 +97,12 @@ impl EngineError {
         }
     }
 
-    /// The log's error, if it passes by itself.
+    /// What passes by itself, as the log said it; or what does not.
     fn passing(self) -> Result<LogError, Self> {
-        if !self.passes() {
-            return Err(self);
-        }
         match self {
-            Self::Log(error) => Ok(error),
+            Self::Log(error) if error.passes() => Ok(error),
             Self::Build(error) => match *error {
-                BuildError::Log(error) => Ok(error),
+                BuildError::Log(error) if error.passes() => Ok(error),
                 other => Err(other.into()),
             },
             other => Err(other),
@@ -331,19 +328,39 @@ impl<L: Log> Engine<L> {
     pub fn run_task(&mut self, id: &TaskId, generation: Generation) -> Result<(), EngineError> {
         let Some(mut task) = self.restored.remove(id) else { return Ok(()) };
         task.generation = generation;
-        self.stopped.remove(id);
-        let resolution = self.epoch.run(id.clone(), task.epoch);
-        tracing::info!(task = %id, epoch = %task.epoch, %generation, ?resolution, "task runs");
+        let epoch = task.epoch;
         let slot = self.tasks.iter().position(Option::is_none).unwrap_or_else(|| {
             self.tasks.push(None);
             self.tasks.len() - 1
         });
         self.place(slot, task)?;
+        self.stopped.remove(id);
+        let resolution = self.epoch.run(id.clone(), epoch);
+        tracing::info!(task = %id, %epoch, %generation, ?resolution, "task runs");
         Ok(())
     }
 
-    /// Assigns what a task reads and tells its operators where time stands.
+    /// Assigns what a task reads and tells its operators where time stands. A task that could not be assigned is kept
+    /// for another try.
     fn place(&mut self, slot: usize, mut task: Task) -> Result<(), EngineError> {
+        if let Err(error) = self.assign(slot, &task) {
+            // Another task may get the slot, and must not get what this one reads.
+            self.take_out(slot)?;
+            self.restored.insert(task.id.clone(), task);
+            return Err(error.into());
+        }
+        let resumed = task.resume(now(), &mut self.outbox);
+        resumed.map_err(|error| of(&task.id, error))?;
+        self.metrics.totals(&task);
+        self.metrics.running(&task.id, true);
+        self.lag_unknown(&task);
+        self.tasks[slot] = Some(task);
+        // What it waits for is looked up at once.
+        self.last_tick_ms = 0;
+        Ok(())
+    }
+
+    fn assign(&mut self, slot: usize, task: &Task) -> Result<(), LogError> {
         let plan = Arc::clone(&self.builder.plan);
         let stage = plan.stage(&task.id.stage).expect("tasks are built from stages");
         for (index, input) in task.inputs.iter().enumerate() {
@@ -365,14 +382,6 @@ impl<L: Log> Engine<L> {
             }
             self.routes[id] = Some(Route { slot, input: index });
         }
-        let resumed = task.resume(now(), &mut self.outbox);
-        resumed.map_err(|error| of(&task.id, error))?;
-        self.metrics.totals(&task);
-        self.metrics.running(&task.id, true);
-        self.lag_unknown(&task);
-        self.tasks[slot] = Some(task);
-        // What it waits for is looked up at once.
-        self.last_tick_ms = 0;
         Ok(())
     }
 
@@ -502,7 +511,13 @@ impl<L: Log> Engine<L> {
     /// What follows from each kind of trouble.
     fn settle(&mut self, trouble: Trouble) -> Result<Step, EngineError> {
         match trouble {
-            Trouble::Fatal(error) => Err(error),
+            Trouble::Fatal(error) if !self.config.isolate => Err(error),
+            // Brokers that are away for longer than a look-up waits end no lane. It takes its id anew, which is tried
+            // until it succeeds, and restores its tasks: that is right whatever it was doing.
+            Trouble::Fatal(error) => {
+                let error = error.passing()?;
+                self.settle(Trouble::Lost(CommitError::Unknown(error)))
+            }
             Trouble::Task(_, error) if !self.config.isolate => Err(error),
             Trouble::Task(id, error) => {
                 self.epoch.abandon(&id)?;
@@ -591,26 +606,23 @@ impl<L: Log> Engine<L> {
             return self.settle(Trouble::Lost(CommitError::Unknown(error)));
         }
         self.begin_epoch();
-        match self.place_again().map_err(EngineError::passing) {
-            Ok(()) => Ok(Step::Busy),
-            // The log does not answer: every task is restored when it does.
-            Err(Ok(error)) => self.settle(Trouble::Lost(CommitError::Unknown(error))),
-            Err(Err(error)) => Err(error),
+        for slot in 0..self.tasks.len() {
+            if let Err(error) = self.make_again(slot) {
+                return self.settle(Trouble::Fatal(error));
+            }
         }
+        Ok(Step::Busy)
     }
 
-    fn place_again(&mut self) -> Result<(), EngineError> {
-        for slot in 0..self.tasks.len() {
-            let Some(mut task) = self.take_out(slot)? else { continue };
-            task.state.discard();
-            let (id, generation) = (task.id, task.generation);
-            let marker = self.builder.marker(&id, &task.state)?;
-            let begin = Begin { state: task.state, marker, grown: task.grown };
-            let mut task = self.builder.task(&id, begin, clock::steady_ms(), &mut self.log, &mut self.outbox)?;
-            task.generation = generation;
-            self.place(slot, task)?;
-        }
-        Ok(())
+    fn make_again(&mut self, slot: usize) -> Result<(), EngineError> {
+        let Some(mut task) = self.take_out(slot)? else { return Ok(()) };
+        task.state.discard();
+        let (id, generation) = (task.id, task.generation);
+        let marker = self.builder.marker(&id, &task.state)?;
+        let begin = Begin { state: task.state, marker, grown: task.grown };
+        let mut task = self.builder.task(&id, begin, clock::steady_ms(), &mut self.log, &mut self.outbox)?;
+        task.generation = generation;
+        self.place(slot, task)
     }
 
     fn begin_epoch(&mut self) {
