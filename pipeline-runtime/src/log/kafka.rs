@@ -235,6 +235,10 @@ impl KafkaLog {
 
 impl Log for KafkaLog {
     fn topic(&mut self, name: &str) -> Result<Option<TopicInfo>, LogError> {
+        // One of our own was there a moment ago, perhaps on another broker than the one that answers now.
+        if let Some(partitions) = self.limits.internal.get(name) {
+            return topics::known_soon(self.client(), name, *partitions);
+        }
         lookup::describe(self.client(), name)
     }
 

@@ -29,6 +29,8 @@ const APPEND_MS: u64 = 120_000;
 /// A read of what is known to be there is given up after so long.
 const READ_MS: u64 = 120_000;
 const POLL_MS: u64 = 100;
+/// The wrapper's producer polls for as long as it may, report or not: each append takes at least so long.
+const REPORT_MS: u64 = 2;
 const PARTITION: i32 = 0;
 
 type Delivered = Result<i64, RDKafkaErrorCode>;
@@ -130,7 +132,7 @@ impl ControlTopic {
         self.producer.send(record).map_err(|(error, _)| self.fault("append to", &error.to_string(), false))?;
         let start = clock::steady_ms();
         loop {
-            self.producer.poll(Duration::from_millis(POLL_MS));
+            self.producer.poll(Duration::from_millis(REPORT_MS));
             match self.delivered.try_recv() {
                 Ok(Ok(offset)) => return Ok(Offset(offset)),
                 Ok(Err(code)) => return Err(self.fault("append to", &code.to_string(), false)),

@@ -28,7 +28,7 @@ pub fn offset(client: &Arc<Client>, topic: &str, partition: i32, spec: Spec) -> 
     );
     retrying(&what, client, &[topic], |queue| {
         queue.ask_offsets(&[(topic, partition)], spec, ATTEMPT_MS, 0);
-        match answer(queue)? {
+        match answer(queue).map_err(leaderless)? {
             Answer::Offsets(offsets) => match offsets.into_iter().next() {
                 // A topic that was just made is not known to every broker yet.
                 Some(PartitionOffset { offset: Err(RDKafkaErrorCode::UnknownTopicOrPartition), .. }) => {
@@ -63,6 +63,11 @@ pub fn unknown_topic(code: RDKafkaErrorCode) -> bool {
 }
 
 pub type Failure = (RDKafkaErrorCode, String);
+
+/// The library says that there is no such thing where no partition of a request has a leader: until one is chosen.
+fn leaderless((code, text): Failure) -> Failure {
+    (if code == RDKafkaErrorCode::NoEnt { RDKafkaErrorCode::LeaderNotAvailable } else { code }, text)
+}
 
 pub fn unexpected() -> Failure {
     (RDKafkaErrorCode::Fail, "the answer does not fit the request".to_owned())

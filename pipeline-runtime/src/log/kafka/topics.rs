@@ -21,7 +21,7 @@ use crate::log::{InternalKind, LogError, TOMBSTONES_MS, TopicInfo};
 /// How long a request of an administrator may take.
 const REQUEST_MS: u64 = 30_000;
 /// How long after its creation a topic may be unknown to some broker.
-const KNOWN_MS: u64 = 30_000;
+const KNOWN_MS: u64 = 15_000;
 /// Pause before a request is made again that failed in passing.
 const RETRY_MS: u64 = 50;
 /// What a broker allows where nobody has said anything else (`message.max.bytes`).
@@ -48,7 +48,12 @@ impl ClientContext for Logged {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        tracing::warn!(%error, reason, "admin client");
+        // Broker connections come and go by themselves, and in an outage thousands of times.
+        if error.rdkafka_error_code().is_some_and(passing) {
+            tracing::debug!(%error, reason, "client");
+        } else {
+            tracing::warn!(%error, reason, "client");
+        }
     }
 }
 
@@ -225,13 +230,19 @@ pub fn creating_command(topic: &str, bootstrap_servers: &str) -> String {
 
 /// Asks until a topic is known with so many partitions, which takes a moment after it was made.
 pub fn wait_until(client: &std::sync::Arc<Client>, name: &str, partitions: i32) -> Result<TopicInfo, LogError> {
+    let late = || fault(&format!("look up topic '{name}'"), "it was created and is not known", true);
+    known_soon(client, name, partitions)?.ok_or_else(late)
+}
+
+/// A topic that was there, or was just made, and that not every broker knows yet. `None`: it is not known any more.
+pub fn known_soon(client: &std::sync::Arc<Client>, name: &str, partitions: i32) -> Result<Option<TopicInfo>, LogError> {
     let start = clock::steady_ms();
     loop {
         if let Some(info) = describe(client, name)?.filter(|info| info.partitions >= partitions) {
-            return Ok(info);
+            return Ok(Some(info));
         }
         if clock::steady_ms() - start > KNOWN_MS {
-            return Err(fault(&format!("look up topic '{name}'"), "it was created and is not known", true));
+            return Ok(None);
         }
         clock::pause_ms(RETRY_MS);
     }
