@@ -19,6 +19,7 @@ use serde_json::Value;
 pub mod certificates;
 pub mod faulty;
 pub mod kafka;
+pub mod proxy;
 pub mod story;
 
 use faulty::{Faults, FaultyLog};

@@ -22,6 +22,8 @@ use crate::scratch;
 /// How long anything may take that happens within seconds on a quiet machine.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 const CUSTOMERS: u64 = 50;
+/// A look at the output reads all of it.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Orders that are written at once, behind some changes.
 const BATCH: usize = 25;
 
@@ -66,11 +68,69 @@ pub struct Story {
     /// Rows that must come out, by what was written so far.
     expected: Arc<Mutex<Vec<String>>>,
     generator: Option<Generator>,
+    /// Where the generator stands while it does not run.
+    load: Option<Load>,
+    /// Between two batches of orders.
+    pub pace: Duration,
+}
+
+/// What the generator writes next.
+struct Load {
+    numbers: Numbers,
+    partitions: i32,
+    aligned: bool,
+    names: Vec<Option<String>>,
+    time: i64,
+    id: u64,
+}
+
+impl Load {
+    fn new(seed: u64, partitions: i32, aligned: bool) -> Self {
+        let names = vec![None; CUSTOMERS as usize + 2];
+        Self { numbers: Numbers(seed), partitions, aligned, names, time: 1, id: 0 }
+    }
+
+    fn by_key(&self, customer: u64) -> i32 {
+        Partitioner::Murmur2.partition(customer.to_string().as_bytes(), self.partitions).0
+    }
+
+    fn changes(&mut self) -> Vec<Message> {
+        (0..self.numbers.below(4))
+            .map(|i| {
+                self.time += 1;
+                let (time, customer) = (self.time, self.numbers.below(CUSTOMERS));
+                let name = (self.numbers.below(8) > 0).then(|| format!("name {time} {i}"));
+                let value = name.as_ref().map(|name| json!({"customer": customer, "name": name, "since": time}));
+                self.names[customer as usize] = name;
+                Message {
+                    partition: Some(self.by_key(customer)),
+                    timestamp_ms: Some(time),
+                    key: Some(customer.to_string().into_bytes()),
+                    value: value.map(|value| value.to_string().into_bytes()),
+                    headers: Vec::new(),
+                }
+            })
+            .collect()
+    }
+
+    /// Orders, and the rows that must come of them.
+    fn orders(&mut self) -> (Vec<Message>, Vec<String>) {
+        let order = |_| {
+            self.time += 1;
+            let (time, id, customer) = (self.time, self.id, self.numbers.below(CUSTOMERS + 2));
+            let partition = if self.aligned { self.by_key(customer) } else { (id % self.partitions as u64) as i32 };
+            self.id += 1;
+            let order = json!({"id": id, "customer": customer, "time": time}).to_string();
+            let row = json!({"id": id, "name": self.names[customer as usize]}).to_string();
+            (Message::new(customer.to_string(), order).on(partition).at(time), row)
+        };
+        (0..BATCH).map(order).unzip()
+    }
 }
 
 struct Generator {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<anyhow::Result<()>>,
+    thread: JoinHandle<anyhow::Result<Load>>,
 }
 
 impl Story {
@@ -84,12 +144,19 @@ impl Story {
             dir: scratch()?,
             expected: Arc::default(),
             generator: None,
+            load: None,
+            pace: Duration::ZERO,
         };
         for topic in ["orders", "customers", "out"] {
             kafka.create_topic(&story.topic(topic), partitions, &[])?;
         }
         std::fs::write(story.file(), story.yaml(&kafka.bootstrap_servers())).context("write the pipeline")?;
         Ok(story)
+    }
+
+    /// What the names of the pipeline's own topics and ids begin with.
+    pub fn prefix(&self) -> String {
+        format!("test.{}", self.name)
     }
 
     pub fn topic(&self, what: &str) -> String {
@@ -154,53 +221,25 @@ spec:
         )
     }
 
-    /// Begins to write, without an end.
+    /// Begins to write, or goes on, without an end.
     pub fn generate(&mut self, seed: u64) {
         let stop = Arc::new(AtomicBool::new(false));
         let (kafka, expected, told) = (self.kafka, Arc::clone(&self.expected), Arc::clone(&stop));
         let (orders, customers) = (self.topic("orders"), self.topic("customers"));
-        let (partitions, aligned) = (self.partitions, self.shape == Shape::Aligned);
-        let by_key = move |customer: u64| Partitioner::Murmur2.partition(customer.to_string().as_bytes(), partitions).0;
+        let (partitions, aligned, pace) = (self.partitions, self.shape == Shape::Aligned, self.pace);
+        let mut load = self.load.take().unwrap_or_else(|| Load::new(seed, partitions, aligned));
         #[expect(clippy::disallowed_methods, reason = "joined by `finish`")]
         let thread = std::thread::spawn(move || {
             let writer = kafka.writer()?;
-            let mut numbers = Numbers(seed);
-            let mut names: Vec<Option<String>> = vec![None; CUSTOMERS as usize + 2];
-            let (mut time, mut id) = (1_i64, 0_u64);
             while !told.load(Ordering::Relaxed) {
-                let changes: Vec<Message> = (0..numbers.below(4))
-                    .map(|i| {
-                        time += 1;
-                        let customer = numbers.below(CUSTOMERS);
-                        let name = (numbers.below(8) > 0).then(|| format!("name {time} {i}"));
-                        let value =
-                            name.as_ref().map(|name| json!({"customer": customer, "name": name, "since": time}));
-                        names[customer as usize] = name;
-                        Message {
-                            partition: Some(by_key(customer)),
-                            timestamp_ms: Some(time),
-                            key: Some(customer.to_string().into_bytes()),
-                            value: value.map(|value| value.to_string().into_bytes()),
-                            headers: Vec::new(),
-                        }
-                    })
-                    .collect();
-                writer.produce(&customers, changes)?;
-                let (mut batch, mut rows) = (Vec::new(), Vec::new());
-                for _ in 0..BATCH {
-                    time += 1;
-                    let customer = numbers.below(CUSTOMERS + 2);
-                    let partition = if aligned { by_key(customer) } else { (id % partitions as u64) as i32 };
-                    let order = json!({"id": id, "customer": customer, "time": time}).to_string();
-                    batch.push(Message::new(customer.to_string(), order).on(partition).at(time));
-                    rows.push(json!({"id": id, "name": names[customer as usize]}).to_string());
-                    id += 1;
-                }
+                writer.produce(&customers, load.changes())?;
+                let (batch, rows) = load.orders();
                 // Counted before it is written, so that a row is never seen before it is expected.
                 expected.lock().expect("no test panics with the lock").extend(rows);
                 writer.produce(&orders, batch)?;
+                std::thread::park_timeout(pace);
             }
-            Ok(())
+            Ok(load)
         });
         self.generator = Some(Generator { stop, thread });
     }
@@ -220,7 +259,8 @@ spec:
     pub fn stop_generating(&mut self) -> anyhow::Result<()> {
         let Some(Generator { stop, thread }) = self.generator.take() else { return Ok(()) };
         stop.store(true, Ordering::Relaxed);
-        thread.join().map_err(|_| anyhow::anyhow!("the generator panicked"))?
+        self.load = Some(thread.join().map_err(|_| anyhow::anyhow!("the generator panicked"))??);
+        Ok(())
     }
 
     /// Rows that a `read_committed` reader sees.
@@ -237,7 +277,10 @@ spec:
     pub fn wait_rows(&self, count: usize) -> anyhow::Result<()> {
         let mut seen = 0;
         wait::until("rows to come out", DEADLINE, || {
-            seen = self.rows()?.len();
+            seen = self.kafka.read_committed(&self.topic("out"))?.len();
+            if seen < count {
+                std::thread::park_timeout(LOOK_EVERY);
+            }
             Ok(seen >= count)
         })
         .with_context(|| format!("{seen} of {count} rows have come out"))
@@ -249,12 +292,14 @@ spec:
         let (mut rows, mut expected) = (self.rows()?, self.expected.lock().expect("no test panics").clone());
         rows.sort();
         expected.sort();
-        let wrong = rows.iter().zip(&expected).find(|(row, expected)| row != expected);
+        let wrong: Vec<_> = rows.iter().zip(&expected).filter(|(row, expected)| row != expected).collect();
         ensure!(
             rows == expected,
-            "{} rows came out and {} were expected; the first that differs: {wrong:?}",
+            "{} rows came out and {} were expected; {} differ, first of all (row, expected) {:?}",
             rows.len(),
-            expected.len()
+            expected.len(),
+            wrong.len(),
+            &wrong[..wrong.len().min(5)]
         );
         Ok(())
     }
@@ -322,6 +367,17 @@ impl Worker {
         plain.push_str(parts.next().unwrap_or_default());
         parts.for_each(|part| plain.push_str(part.split_once('m').map_or("", |(_, rest)| rest)));
         plain
+    }
+
+    /// Waits until it has logged a text so often.
+    pub fn wait_log(&mut self, text: &str, times: usize) -> anyhow::Result<()> {
+        wait::until(&format!("the worker to log '{text}'"), DEADLINE, || {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("the worker ended with {status}");
+            }
+            Ok(self.log().matches(text).count() >= times)
+        })
+        .with_context(|| self.log())
     }
 
     pub fn pid(&self) -> u32 {

@@ -1,0 +1,514 @@
+//! `millrace run` on a real Kafka, under load, through what happens to brokers, to the network and to topics: what a
+//! `read_committed` reader sees is the naive model's answer, each row once.
+//!
+//! All tests share a cluster of three. Those that take brokers away have it for themselves.
+
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use millrace_kafka_harness::{Kafka, Options, Signal, wait};
+use millrace_tests::proxy::{Cut, Proxy};
+use millrace_tests::story::{DEADLINE, Shape, Story, Worker};
+
+/// Of a worker's producer.
+const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Stories that take long write so often: the whole output is read at each look.
+const PACE: Duration = Duration::from_millis(20);
+
+fn kafka() -> &'static Kafka {
+    static KAFKA: OnceLock<Kafka> = OnceLock::new();
+    KAFKA.get_or_init(|| {
+        let properties = [
+            // A replica that stands still leaves the ones in sync before its broker is given up: between the two a
+            // commit is answered, and its markers are not written where that broker leads.
+            ("replica.lag.time.max.ms", "1500"),
+            ("broker.session.timeout.ms", "6000"),
+            // Who comes back leads again what it led, soon: one more change of leaders.
+            ("leader.imbalance.check.interval.seconds", "3"),
+            // Transactions that time out are ended within a second, not ten.
+            ("transaction.abort.timed.out.transaction.cleanup.interval.ms", "1000"),
+        ];
+        let properties = properties.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+        let options = Options { brokers: 3, proxied_listener: true, properties, ..Options::default() };
+        Kafka::start(&options).expect("three brokers start")
+    })
+}
+
+static TURNS: RwLock<()> = RwLock::new(());
+
+/// The cluster, together with other tests that leave it whole.
+fn shared() -> (&'static Kafka, RwLockReadGuard<'static, ()>) {
+    let turn = TURNS.read().unwrap_or_else(PoisonError::into_inner);
+    (kafka(), turn)
+}
+
+/// The cluster and its proxied listeners.
+fn proxied() -> (&'static Kafka, Proxy, (MutexGuard<'static, ()>, RwLockReadGuard<'static, ()>)) {
+    static PROXY: Mutex<()> = Mutex::new(());
+    let (kafka, turn) = shared();
+    let only = PROXY.lock().unwrap_or_else(PoisonError::into_inner);
+    (kafka, Proxy::start(kafka).unwrap(), (only, turn))
+}
+
+/// The cluster for one test, which may do what it likes to the brokers. Afterwards it is whole again.
+struct Alone {
+    kafka: &'static Kafka,
+    _turn: RwLockWriteGuard<'static, ()>,
+}
+
+fn alone() -> Alone {
+    let turn = TURNS.write().unwrap_or_else(PoisonError::into_inner);
+    Alone { kafka: kafka(), _turn: turn }
+}
+
+impl Alone {
+    fn heal(&self) -> anyhow::Result<()> {
+        for id in ids(self.kafka) {
+            if self.kafka.is_running(id) {
+                self.kafka.signal(id, Signal::Continue)?;
+            } else {
+                self.kafka.launch_again(id)?;
+            }
+        }
+        self.kafka.wait_ready()?;
+        ["__transaction_state", "__consumer_offsets"].iter().try_for_each(|topic| self.kafka.wait_in_sync(topic))
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        // A test that failed has said why, and a cluster that stays broken fails the next one.
+        drop(self.heal());
+    }
+}
+
+fn ids(kafka: &Kafka) -> impl Iterator<Item = u32> + use<> {
+    1..=kafka.brokers() as u32
+}
+
+/// A worker that reaches the brokers by the proxy alone.
+fn proxied_worker(story: &Story, proxy: &Proxy, state: &str, more: &[&str]) -> anyhow::Result<Worker> {
+    let file = story.dir().join("proxied.yaml");
+    std::fs::write(&file, story.yaml(&proxy.servers()))?;
+    let mut worker = Worker::start(&file, &story.dir().join(state), more)?;
+    worker.wait_ready()?;
+    Ok(worker)
+}
+
+/// A story under load, and its worker, which has begun to work.
+fn begun(story: &mut Story, seed: u64, more: &[&str]) -> anyhow::Result<Worker> {
+    story.pace = PACE;
+    let mut worker = story.worker("state", more)?;
+    worker.wait_ready()?;
+    story.generate(seed);
+    story.wait_rows(50)?;
+    Ok(worker)
+}
+
+/// Waits until all that was written so far has come out, and something more was written.
+fn goes_on(story: &Story) -> anyhow::Result<()> {
+    story.wait_written(50)?;
+    story.wait_rows(story.written())
+}
+
+/// Nothing that happened has ended the worker or spoilt the answer.
+fn ends_well(mut story: Story, worker: Worker) -> anyhow::Result<()> {
+    story.stop_generating()?;
+    story.check()?;
+    worker.stop()?;
+    story.check()
+}
+
+/// The worker ends by itself, and says why.
+fn ends_with(mut worker: Worker, words: &[&str]) -> anyhow::Result<()> {
+    let status = worker.wait()?;
+    let log = worker.log();
+    ensure!(!status.success(), "it ended well: {log}");
+    ensure!(words.iter().all(|word| log.contains(word)), "{words:?} are not all in: {log}");
+    Ok(())
+}
+
+#[test]
+fn brokers_that_are_killed_in_turn_cost_no_row() {
+    let Alone { kafka, .. } = &alone();
+    let mut story = Story::new(kafka, "kills", Shape::Repartitioned, 6).unwrap();
+    let worker = begun(&mut story, 1, &["--lanes", "2"]).unwrap();
+    // Each one leads transactions, group offsets and topics, and one of them is the controller.
+    for id in ids(kafka) {
+        kafka.kill(id).unwrap();
+        goes_on(&story).unwrap();
+        kafka.restart(id).unwrap();
+        for topic in
+            ["__transaction_state", "__consumer_offsets", &format!("{}-control", story.prefix()), &story.topic("out")]
+        {
+            kafka.wait_in_sync(topic).unwrap();
+        }
+    }
+    ends_well(story, worker).unwrap();
+}
+
+#[test]
+fn too_few_replicas_hold_the_output_up_until_they_are_back() {
+    let Alone { kafka, .. } = &alone();
+    let mut story = Story::new(kafka, "replicas", Shape::Aligned, 3).unwrap();
+    // All three must have the output.
+    kafka.delete_topic(&story.topic("out")).unwrap();
+    kafka.create_topic(&story.topic("out"), 3, &[("min.insync.replicas", "3")]).unwrap();
+    let mut worker = begun(&mut story, 2, &[]).unwrap();
+    kafka.kill(3).unwrap();
+    worker.wait_log("commit an epoch", 1).unwrap();
+    kafka.restart(3).unwrap();
+    goes_on(&story).unwrap();
+    // One of three can neither write nor choose leaders.
+    for topic in ["__transaction_state", "__consumer_offsets"] {
+        kafka.wait_in_sync(topic).unwrap();
+    }
+    kafka.kill(1).unwrap();
+    kafka.kill(2).unwrap();
+    let lost = worker.log().matches("the producer is lost").count();
+    worker.wait_log("the producer is lost", lost + 1).unwrap();
+    kafka.launch_again(1).unwrap();
+    kafka.launch_again(2).unwrap();
+    kafka.wait_ready().unwrap();
+    goes_on(&story).unwrap();
+    ends_well(story, worker).unwrap();
+}
+
+/// Cuts end after end of transactions: first a few, which the client library gets over by asking again (on a machine that
+/// is busy the worker may be faster), and then so many that an outcome stays unknown.
+fn cut(kafka: &'static Kafka, proxy: &Proxy, name: &str, cut: Cut, resolution: &str) -> anyhow::Result<()> {
+    let mut story = Story::new(kafka, name, Shape::Aligned, 3)?;
+    story.pace = PACE;
+    let mut worker = proxied_worker(&story, proxy, "state", &[])?;
+    story.generate(3);
+    for times in 1..=3 {
+        let before = proxy.cut_count();
+        proxy.cut_end_txn(cut, times);
+        wait::until("ends of transactions to be cut", DEADLINE, || Ok(proxy.cut_count() >= before + times))?;
+        goes_on(&story)?;
+    }
+    let lost = worker.log().matches("the producer is lost").count();
+    proxy.cut_end_txn(cut, usize::MAX);
+    worker.wait_log("the producer is lost", lost + 1)?;
+    proxy.cut_end_txn(cut, 0);
+    worker.wait_log(resolution, 1)?;
+    goes_on(&story)?;
+    ends_well(story, worker)
+}
+
+#[test]
+fn a_commit_that_was_done_and_not_answered_is_found_done() {
+    let (kafka, proxy, _turn) = proxied();
+    cut(kafka, &proxy, "unanswered", Cut::Answer, "resolution=Committed").unwrap();
+}
+
+#[test]
+fn a_commit_that_never_arrived_is_found_not_done() {
+    let (kafka, proxy, _turn) = proxied();
+    cut(kafka, &proxy, "unheard", Cut::Request, "resolution=NotCommitted").unwrap();
+}
+
+#[test]
+fn slow_brokers_cost_time_and_no_row() {
+    let (kafka, proxy, _turn) = proxied();
+    let mut story = Story::new(kafka, "slow", Shape::Aligned, 3).unwrap();
+    story.pace = PACE;
+    let mut worker = proxied_worker(&story, &proxy, "state", &[]).unwrap();
+    story.generate(4);
+    proxy.delay(Duration::from_millis(300));
+    goes_on(&story).unwrap();
+    // A transaction takes five answers at least, one after the other.
+    proxy.delay(Duration::from_secs(3));
+    worker.wait_log("commit an epoch", 1).unwrap();
+    proxy.delay(Duration::ZERO);
+    goes_on(&story).unwrap();
+    ends_well(story, worker).unwrap();
+}
+
+#[test]
+fn an_outage_that_outlasts_a_transaction_ends_nothing() {
+    let (kafka, proxy, _turn) = proxied();
+    let mut story = Story::new(kafka, "outage", Shape::Repartitioned, 3).unwrap();
+    story.pace = PACE;
+    let mut worker = proxied_worker(&story, &proxy, "state", &["--lanes", "2"]).unwrap();
+    story.generate(5);
+    goes_on(&story).unwrap();
+    proxy.interrupt();
+    worker.wait_log("the producer is lost", 2).unwrap();
+    proxy.mend();
+    goes_on(&story).unwrap();
+    ends_well(story, worker).unwrap();
+}
+
+/// Stops a worker as a debugger would, for longer than a transaction may be open.
+fn sleep_long(zombie: &Worker, mut meanwhile: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    zombie.signal("STOP")?;
+    let start = Instant::now();
+    meanwhile()?;
+    let timed_out = TRANSACTION_TIMEOUT + Duration::from_secs(2);
+    wait::until("the transaction to time out", DEADLINE, || Ok(start.elapsed() > timed_out))?;
+    zombie.signal("CONT")
+}
+
+#[test]
+fn a_zombie_that_slept_longer_than_its_transaction_never_commits_under_its_old_number() {
+    let (kafka, _turn) = shared();
+    let mut story = Story::new(kafka, "zombie-same", Shape::Aligned, 3).unwrap();
+    let mut zombie = begun(&mut story, 6, &[]).unwrap();
+    let mut taker = None;
+    sleep_long(&zombie, || {
+        let mut worker = story.worker("taker", &[])?;
+        worker.wait_ready()?;
+        taker = Some(worker);
+        goes_on(&story)
+    })
+    .unwrap();
+    assert!(!zombie.wait().unwrap().success());
+    assert!(zombie.log().contains("two processes must not have the same worker number"), "{}", zombie.log());
+    goes_on(&story).unwrap();
+    ends_well(story, taker.unwrap()).unwrap();
+}
+
+#[test]
+fn a_zombie_that_slept_longer_than_its_transaction_never_commits_what_another_one_took() {
+    let (kafka, _turn) = shared();
+    let mut story = Story::new(kafka, "zombie-other", Shape::Repartitioned, 3).unwrap();
+    let mut zombie = begun(&mut story, 7, &["--worker", "1"]).unwrap();
+    let mut taker = None;
+    sleep_long(&zombie, || {
+        let mut worker = story.worker("taker", &[])?;
+        worker.wait_ready()?;
+        taker = Some(worker);
+        goes_on(&story)
+    })
+    .unwrap();
+    assert!(!zombie.wait().unwrap().success());
+    goes_on(&story).unwrap();
+    ends_well(story, taker.unwrap()).unwrap();
+}
+
+#[test]
+fn a_sleeper_whose_transaction_timed_out_goes_on_with_its_tasks() {
+    let (kafka, _turn) = shared();
+    let mut story = Story::new(kafka, "sleeper", Shape::Aligned, 3).unwrap();
+    let mut sleeper = begun(&mut story, 8, &[]).unwrap();
+    sleep_long(&sleeper, || Ok(())).unwrap();
+    sleeper.wait_log("the producer is lost", 1).unwrap();
+    goes_on(&story).unwrap();
+    ends_well(story, sleeper).unwrap();
+}
+
+/// How the brokers find the partition of an id: by Java's hash of a string.
+fn coordinator(kafka: &Kafka, transactional_id: &str) -> anyhow::Result<u32> {
+    let hash = transactional_id.bytes().fold(0_i32, |hash, byte| hash.wrapping_mul(31).wrapping_add(i32::from(byte)));
+    kafka.leader("__transaction_state", (hash & i32::MAX) % 4)
+}
+
+/// A broker that leads changelog partitions, and not what a commit of worker 0 and a claim need.
+fn bystander(kafka: &Kafka, story: &Story) -> anyhow::Result<Option<u32>> {
+    let (prefix, changelog) = (story.prefix(), changelog(kafka, story)?);
+    let needed = [coordinator(kafka, &format!("{prefix}-t1-w0-l0"))?, kafka.leader(&format!("{prefix}-control"), 0)?];
+    let leaders = (0..6).map(|partition| kafka.leader(&changelog, partition)).collect::<anyhow::Result<Vec<_>>>()?;
+    Ok(leaders.into_iter().find(|leader| !needed.contains(leader)))
+}
+
+/// Has the leader of a changelog partition stand still just before the end of a transaction, whose marker then comes
+/// late: `leave` ends the worker once that commit was answered, and another worker goes on.
+fn late_marker(
+    (alone, proxy): (&Alone, &Proxy),
+    story: &mut Story,
+    (worker, leave): (Worker, fn(Worker) -> anyhow::Result<()>),
+    next: (&str, &[&str]),
+) -> anyhow::Result<Worker> {
+    let kafka = alone.kafka;
+    story.stop_generating()?;
+    story.check()?;
+    let mut broker = 0;
+    wait::until("a broker that leads changelogs only", DEADLINE, || {
+        broker = bystander(kafka, story)?.unwrap_or(0);
+        Ok(broker > 0)
+    })?;
+    // All that comes into the epoch is written before its end, so that nothing else waits for the broker.
+    worker.signal("STOP")?;
+    story.generate(9);
+    story.wait_written(100)?;
+    story.stop_generating()?;
+    let before = proxy.answered_count();
+    proxy.before_end_txn(move || kafka.signal(broker, Signal::Stop).expect("the broker runs"));
+    worker.signal("CONT")?;
+    wait::until("a commit to be answered", DEADLINE, || Ok(proxy.answered_count() > before))?;
+    leave(worker)?;
+    let worker = proxied_worker(story, proxy, next.0, next.1)?;
+    kafka.signal(broker, Signal::Continue)?;
+    alone.heal()?;
+    story.generate(9);
+    goes_on(story)?;
+    Ok(worker)
+}
+
+#[test]
+fn markers_that_come_late_are_waited_for() {
+    let alone = alone();
+    let proxy = Proxy::start(alone.kafka).unwrap();
+    let mut story = Story::new(alone.kafka, "late", Shape::Aligned, 6).unwrap();
+    story.pace = PACE;
+    let worker = proxied_worker(&story, &proxy, "state", &[]).unwrap();
+    story.generate(9);
+    goes_on(&story).unwrap();
+    let (tools, killed) = ((&alone, &proxy), (worker, Worker::kill as fn(Worker) -> _));
+    let worker = late_marker(tools, &mut story, killed, ("killed", &[])).unwrap();
+    // It gives its tasks back, so nobody fences it: only its release says which marker must come.
+    let left = (worker, Worker::stop as fn(Worker) -> _);
+    let worker = late_marker(tools, &mut story, left, ("left", &["--worker", "1"])).unwrap();
+    ends_well(story, worker).unwrap();
+}
+
+/// The changelog of a pipeline of one stage.
+fn changelog(kafka: &Kafka, story: &Story) -> anyhow::Result<String> {
+    let ours = |topic: &String| topic.starts_with(&story.prefix()) && topic.ends_with("-changelog");
+    kafka.topics()?.into_iter().find(ours).context("the pipeline has a changelog")
+}
+
+#[test]
+fn records_that_expired_before_they_were_read_are_an_error_that_names_them() {
+    let (kafka, _turn) = shared();
+    let mut story = Story::new(kafka, "expired", Shape::Aligned, 2).unwrap();
+    let worker = begun(&mut story, 10, &[]).unwrap();
+    worker.kill().unwrap();
+    story.wait_written(500).unwrap();
+    story.stop_generating().unwrap();
+    let orders = story.topic("orders");
+    let rows = story.rows().unwrap().len();
+    let end = kafka.end(&orders, 1).unwrap();
+    kafka.delete_records(&orders, 1, end).unwrap();
+    let gone = ["partition 1 of topic 'expired-orders' is gone", "the record at offset"];
+    ends_with(story.worker("state", &[]).unwrap(), &gone).unwrap();
+    ends_with(story.worker("elsewhere", &[]).unwrap(), &gone).unwrap();
+    assert_eq!(story.rows().unwrap().len(), rows);
+}
+
+#[test]
+fn records_that_expired_under_a_running_worker_are_an_error_that_names_them() {
+    let (kafka, _turn) = shared();
+    let mut story = Story::new(kafka, "expired-live", Shape::Aligned, 2).unwrap();
+    let worker = begun(&mut story, 11, &[]).unwrap();
+    worker.signal("STOP").unwrap();
+    // More than it may have fetched already.
+    story.wait_written(2_000).unwrap();
+    story.stop_generating().unwrap();
+    let orders = story.topic("orders");
+    for partition in 0..2 {
+        kafka.delete_records(&orders, partition, kafka.end(&orders, partition).unwrap()).unwrap();
+    }
+    worker.signal("CONT").unwrap();
+    ends_with(worker, &["topic 'expired-live-orders' is gone", "the record at offset"]).unwrap();
+}
+
+#[test]
+fn group_offsets_that_are_deleted_or_reset_change_nothing() {
+    let (kafka, _turn) = shared();
+    let mut story = Story::new(kafka, "groups", Shape::Aligned, 2).unwrap();
+    let mut worker = begun(&mut story, 12, &[]).unwrap();
+    let orders = story.topic("orders");
+    let group = changelog(kafka, &story).unwrap().replace("-changelog", "");
+    let spoil = |story: &Story, round: usize| -> anyhow::Result<()> {
+        wait::until("the group's offsets", DEADLINE, || Ok(!kafka.group_offsets(&group, &orders)?.is_empty()))?;
+        match round % 3 {
+            // Kafka refuses it while a transaction of the worker holds offsets of the group.
+            0 => wait::until("the group to be deleted", DEADLINE, || Ok(kafka.delete_group(&group).is_ok()))?,
+            1 => kafka.set_group_offset(&group, &orders, 0, 0)?,
+            _ => kafka.set_group_offset(&group, &orders, 0, kafka.end(&orders, 0)? + 1_000)?,
+        }
+        goes_on(story)
+    };
+    for round in 0..3 {
+        spoil(&story, round).unwrap();
+        worker.kill().unwrap();
+        story.wait_written(100).unwrap();
+        let spoilt = match round {
+            0 => wait::until("the group to be deleted", DEADLINE, || Ok(kafka.delete_group(&group).is_ok())),
+            1 => kafka.set_group_offset(&group, &orders, 0, 0),
+            _ => kafka.set_group_offset(&group, &orders, 0, kafka.end(&orders, 0).unwrap() + 1_000),
+        };
+        spoilt.unwrap();
+        // Without the local state, too.
+        worker = story.worker(&format!("state{round}"), &[]).unwrap();
+        worker.wait_ready().unwrap();
+        goes_on(&story).unwrap();
+    }
+    ends_well(story, worker).unwrap();
+}
+
+#[test]
+fn where_to_start_from_is_asked_once() {
+    let (kafka, _turn) = shared();
+    let mut story = Story::new(kafka, "once", Shape::Aligned, 2).unwrap();
+    let yaml = story.yaml(&kafka.bootstrap_servers());
+    let latest = yaml.replace("{topic: once-orders}", "{topic: once-orders, startFrom: {policy: Latest}}");
+    assert_ne!(latest, yaml);
+    std::fs::write(story.file(), latest).unwrap();
+    let mut worker = begun(&mut story, 13, &[]).unwrap();
+    for state in ["state", "elsewhere"] {
+        worker.kill().unwrap();
+        story.wait_written(200).unwrap();
+        worker = story.worker(state, &[]).unwrap();
+        worker.wait_ready().unwrap();
+    }
+    ends_well(story, worker).unwrap();
+}
+
+#[test]
+fn a_changelog_that_was_made_again_is_an_error_and_doubles_nothing() {
+    let (kafka, _turn) = shared();
+    let mut story = Story::new(kafka, "remade", Shape::Aligned, 2).unwrap();
+    let worker = begun(&mut story, 14, &[]).unwrap();
+    worker.kill().unwrap();
+    story.stop_generating().unwrap();
+    let changelog = changelog(kafka, &story).unwrap();
+    kafka.delete_topic(&changelog).unwrap();
+    let rows = story.rows().unwrap().len();
+    let words = [changelog.as_str(), "was deleted and made again"];
+    ends_with(story.worker("state", &[]).unwrap(), &words).unwrap();
+    kafka.delete_topic(&changelog).unwrap();
+    kafka.create_topic(&changelog, 2, &[("cleanup.policy", "compact")]).unwrap();
+    ends_with(story.worker("elsewhere", &[]).unwrap(), &words).unwrap();
+    assert_eq!(story.rows().unwrap().len(), rows);
+}
+
+#[test]
+fn a_changelog_that_is_deleted_under_a_running_worker_is_an_error_and_doubles_nothing() {
+    let (kafka, _turn) = shared();
+    let mut story = Story::new(kafka, "deleted", Shape::Aligned, 2).unwrap();
+    let worker = begun(&mut story, 15, &[]).unwrap();
+    let changelog = changelog(kafka, &story).unwrap();
+    kafka.delete_topic(&changelog).unwrap();
+    ends_with(worker, &[changelog.as_str()]).unwrap();
+    story.stop_generating().unwrap();
+    no_row_twice(&story).unwrap();
+}
+
+/// The output is a part of the model's answer.
+fn no_row_twice(story: &Story) -> anyhow::Result<()> {
+    let mut rows = story.rows()?;
+    let count = rows.len();
+    rows.sort();
+    rows.dedup();
+    ensure!(rows.len() == count, "{} rows came out twice", count - rows.len());
+    Ok(())
+}
+
+#[test]
+fn a_control_topic_that_is_gone_is_an_error_and_doubles_nothing() {
+    let (kafka, _turn) = shared();
+    let mut story = Story::new(kafka, "uncontrolled", Shape::Aligned, 2).unwrap();
+    let worker = begun(&mut story, 16, &[]).unwrap();
+    kafka.delete_topic("test.uncontrolled-control").unwrap();
+    ends_with(worker, &["test.uncontrolled-control"]).unwrap();
+    story.stop_generating().unwrap();
+    let rows = story.rows().unwrap().len();
+    let words = ["holds records, but the control log does not know", "the control topic was deleted"];
+    ends_with(story.worker("state", &[]).unwrap(), &words).unwrap();
+    assert_eq!(story.rows().unwrap().len(), rows);
+    no_row_twice(&story).unwrap();
+}
