@@ -2,6 +2,7 @@
 
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
+use millrace_core::event_time::InputClock;
 use millrace_core::ids::Partition;
 use millrace_core::plan::OnError;
 use millrace_core::totals::{DropReason, Totals};
@@ -29,14 +30,6 @@ pub enum OperatorError {
     Columns(#[from] crate::row::RowTypeError),
 }
 
-/// How far a table has got, as its readers see it.
-#[derive(Clone, Copy, Debug)]
-pub struct TableProgress {
-    pub watermark: i64,
-    /// Wall-clock time for which the table has taken up all that its source then held.
-    pub complete_as_of_ms: i64,
-}
-
 /// What a task lends to its operators.
 pub struct Context<'a> {
     pub state: &'a mut TaskState,
@@ -47,7 +40,7 @@ pub struct Context<'a> {
     /// What that topic's source does with a record that cannot be used.
     pub on_error: OnError,
     /// By stage input; meaningless for streams.
-    pub tables: Vec<TableProgress>,
+    pub tables: Vec<&'a InputClock>,
     /// The stream has had nothing for its idle timeout: rows stop waiting for it.
     pub stream_idle: bool,
     pub now_ms: i64,

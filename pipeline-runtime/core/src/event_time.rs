@@ -133,6 +133,13 @@ impl InputClock {
         self.upstreams.iter().map(as_of).min().unwrap_or(i64::MIN)
     }
 
+    /// True when a table misses no change up to `time`, for a row that was read at `polled_ms`: each upstream task is past
+    /// that time, or had read all that its source held when the row was read. That it is idle does not count here: it is
+    /// so by the last look at its source's end, and a change may have come since, which others have not waited for.
+    pub fn complete(&self, time: i64, polled_ms: i64) -> bool {
+        self.upstreams.iter().all(|u| u.ended || u.watermark > time || u.complete_as_of_ms >= polled_ms)
+    }
+
     pub fn upstreams(&self) -> usize {
         self.upstreams.len()
     }
@@ -215,6 +222,19 @@ mod tests {
         assert_eq!(clock.advance(1, 50), 100, "a watermark never goes back");
         assert_eq!(clock.advance(0, 200), 100);
         assert_eq!(clock.advance(1, 150), 150);
+    }
+
+    #[test]
+    fn a_table_is_complete_only_by_a_look_at_each_upstream_that_is_younger_than_the_row() {
+        let mut clock = InputClock::new(2);
+        let idle = |complete_as_of_ms| Upstream { idle: true, complete_as_of_ms, ..Upstream::default() };
+        clock.report(0, idle(99));
+        clock.advance(1, 20);
+        assert_eq!(clock.watermark(), 20, "the idle one holds nobody back");
+        assert!(!clock.complete(10, 100), "but it was looked at before the row was read");
+        clock.report(0, idle(100));
+        assert!(clock.complete(10, 100));
+        assert!(!clock.complete(20, 100), "the other one may still get a change of that time");
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::exchange::{ExchangeError, ExchangeReader};
 use super::flow::{Flow, Writer};
 use super::source::{Failures, SourceError, SourceReader, TablePart};
 use crate::log::{End, Fetch, Outbox, TopicIndex};
-use crate::operator::{Context, OperatorError, TableProgress};
+use crate::operator::{Context, OperatorError};
 use crate::rows::Rows;
 use crate::state::{StateError, TaskState};
 
@@ -323,12 +323,8 @@ impl Task {
     }
 
     fn context<'a>(&'a mut self, now: Now, outbox: &'a mut Outbox) -> (&'a mut Flow, Context<'a>) {
-        let tables = self
-            .inputs
-            .iter()
-            .map(|i| TableProgress { watermark: i.clock.watermark(), complete_as_of_ms: i.clock.complete_as_of_ms() });
         let cx = Context {
-            tables: tables.collect(),
+            tables: self.inputs.iter().map(|i| &i.clock).collect(),
             state: &mut self.state,
             outbox,
             dead_letters: self.dead_letters,

@@ -14,14 +14,14 @@ use std::sync::Arc;
 use arrow::array::RecordBatch;
 use arrow::compute::interleave_record_batch;
 use arrow::datatypes::SchemaRef;
-use millrace_core::event_time::{WATERMARK_MAX, WATERMARK_MIN};
+use millrace_core::event_time::{InputClock, WATERMARK_MAX, WATERMARK_MIN};
 use millrace_core::plan::{Emit, Late};
 use millrace_core::schema::Column;
 use millrace_core::totals::{DropReason, Totals};
 use millrace_plan::arrow_schema::arrow_schema;
 
 use super::join::BoundJoin;
-use super::{Context, OperatorError, Outcome, TableProgress, arrow, state};
+use super::{Context, OperatorError, Outcome, arrow, state};
 use crate::row::RowEncoder;
 use crate::rows::{RowMeta, Rows, read_meta, write_meta};
 use crate::state::{StateError, StoredRow};
@@ -397,13 +397,11 @@ impl TemporalJoin {
 }
 
 /// May a row leave? `stream` is the stream's watermark, and whether the stream is idle.
-fn ready(emit: Emit, time: i64, polled_ms: i64, stream: (i64, bool), table: TableProgress) -> bool {
+fn ready(emit: Emit, time: i64, polled_ms: i64, stream: (i64, bool), table: &InputClock) -> bool {
     let (watermark, idle) = stream;
     match emit {
         Emit::Immediate => true,
         Emit::GraceMs(grace) => idle || watermark > time.saturating_add(grace.saturating_mul(MICROS_PER_MS)),
-        Emit::Watermark => {
-            (idle || watermark > time) && (table.watermark > time || table.complete_as_of_ms >= polled_ms)
-        }
+        Emit::Watermark => (idle || watermark > time) && table.complete(time, polled_ms),
     }
 }
