@@ -484,5 +484,7 @@ fn passing(code: RDKafkaErrorCode) -> bool {
             // Whoever is refused while it runs waits for its secrets to change. The start asks first.
             | Code::Authentication
             | Code::SSL
+            // The markers of the last transaction cannot be written yet.
+            | Code::ConcurrentTransactions
     )
 }

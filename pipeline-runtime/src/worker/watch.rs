@@ -7,8 +7,8 @@ use millrace_core::ownership::ControlLog;
 use millrace_core::plan::Plan;
 
 use super::take;
-use crate::engine::internal_topics;
 use crate::engine::topology::{Names, Topology};
+use crate::engine::{InternalTopic, internal_topics};
 use crate::log::kafka::KafkaLog;
 use crate::log::kafka::control::ControlTopic;
 use crate::log::{Log, LogError};
@@ -60,6 +60,7 @@ impl Watch {
                 );
             }
         }
+        self.look_at_our_own(plan)?;
         for (name, unread) in &found.unread {
             let Some(source) = plan.source(name) else { continue };
             for partition in unread.clone() {
@@ -90,5 +91,17 @@ impl Watch {
         tracing::info!("topics have grown");
         self.topology = found;
         Ok(true)
+    }
+
+    fn look_at_our_own(&mut self, plan: &Plan) -> anyhow::Result<()> {
+        for InternalTopic { name, .. } in internal_topics(plan, &self.topology, &self.names) {
+            let Some(made) = self.known.created(&name) else { continue };
+            if self.log.topic(&name)?.is_none_or(|found| found.id.unwrap_or_default() != made.topic_id) {
+                bail!(
+                    "internal topic '{name}' was deleted under the running pipeline: what it held is lost; restart the pipeline under a new name"
+                );
+            }
+        }
+        Ok(())
     }
 }

@@ -273,10 +273,14 @@ impl Transactions {
     /// The commit was not asked for yet: an abort makes sure that it never happens.
     fn abort_after(&mut self, what: &str, error: &NativeError) -> CommitError {
         let text = match self.first_failure {
-            Some(code) => format!("{} records were not delivered: {code}", self.failures.load(Ordering::Acquire)),
+            Some(code) => {
+                let count = self.failures.load(Ordering::Acquire);
+                format!("{count} records were not delivered: {code}: {error}")
+            }
             None => error.to_string(),
         };
-        let retry = passing(self.first_failure.unwrap_or(error.code));
+        let code = self.first_failure.filter(|code| !is_purged(*code)).unwrap_or(error.code);
+        let retry = passing(code) || is_no_record_to_blame(code);
         match self.call(Job::Abort, self.timeout_ms) {
             Some(Ok(())) => {
                 self.state = State::Fresh;
@@ -397,8 +401,11 @@ fn run(client: &Client, job: Job, timeout_ms: u64, failures: &AtomicU64) -> Outc
         Job::Commit(offsets) => {
             client.flush(left(deadline)).map_err(early)?;
             if failures.load(Ordering::Acquire) > 0 {
-                // The lane, which took the reports, knows the reason.
-                return Err(early(NativeError::of_code(RDKafkaErrorCode::Fail)));
+                // The lane, which took the reports, knows what became of the records. Why the transaction has failed
+                // whatever is asked of it next tells.
+                let why =
+                    offsets.iter().find_map(|(group, list)| client.send_offsets(list, group, left(deadline)).err());
+                return Err(early(why.unwrap_or_else(|| NativeError::of_code(RDKafkaErrorCode::Fail))));
             }
             for (group, offsets) in &offsets {
                 again(deadline, |left| client.send_offsets(offsets, group, left)).map_err(early)?;
@@ -440,6 +447,19 @@ fn is_fenced(client: &Client, error: &NativeError) -> bool {
         code => code,
     };
     matches!(code, Code::Fenced | Code::ProducerFenced | Code::InvalidProducerEpoch)
+}
+
+/// The record was dropped because its transaction had failed for another reason.
+fn is_purged(code: RDKafkaErrorCode) -> bool {
+    matches!(code, RDKafkaErrorCode::PurgeQueue | RDKafkaErrorCode::PurgeInflight)
+}
+
+/// A broker that has just come back may not know a topic yet. One that is gone is no record's fault either: whoever
+/// watches the topics ends the worker.
+fn is_no_record_to_blame(code: RDKafkaErrorCode) -> bool {
+    use RDKafkaErrorCode as Code;
+    matches!(code, Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition | Code::Fail)
+        || is_purged(code)
 }
 
 fn initialise_error(error: &NativeError) -> LogError {
