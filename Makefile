@@ -13,14 +13,15 @@ SCRATCH := $(if $(wildcard /dev/shm/.),/dev/shm,/tmp)
 # One profile for everything, so that RocksDB and DataFusion are compiled once.
 CARGO_TEST := cargo test --locked --release --workspace
 
-.PHONY: help setup build demo test test-parts test-long bench fmt
+.PHONY: help setup build demo demo-kafka test test-parts test-long bench fmt
 
 help:
 	@echo 'make setup      install what a build needs and this machine lacks'
 	@echo 'make demo       the main job on live data, killed and restarted, then the flights of 2013'
+	@echo 'make demo-kafka the main job on a real Kafka with live orders, killed with SIGKILL, its output counted'
 	@echo 'make test       everything that must hold before a commit lands'
 	@echo 'make test-long  the same with many more kills and random cases'
-	@echo 'make bench      records per CPU second of the main job and of each of its parts'
+	@echo 'make bench      records per CPU second of the main job and of each of its parts, on files and on a real Kafka'
 	@echo 'make fmt        format the code'
 
 setup:
@@ -34,6 +35,9 @@ build: setup
 demo: build
 	@python3 tests/demo.py --millrace $(MILLRACE)
 	@$(STEP) 'the flights of 2013' python3 tests/flights.py --millrace $(MILLRACE)
+
+demo-kafka: build
+	@$(STEP) 'the main job on a real Kafka' env TMPDIR=$(SCRATCH) $(CARGO_TARGET_DIR)/release/demo_kafka
 
 test:
 	@$(STEP) 'make test' $(MAKE) --no-print-directory test-parts
@@ -51,12 +55,14 @@ test-parts: setup
 
 # What chance finds, given more time: random interleavings, seeds of the simulator, instants of kills.
 test-long: test
-	@$(STEP) 'many random cases' env MILLRACE_SEEDS=100000 PROPTEST_CASES=10000 $(CARGO_TEST)
+	@$(STEP) 'many random cases' env TMPDIR=$(SCRATCH) MILLRACE_SEEDS=100000 PROPTEST_CASES=10000 MILLRACE_KILLS=500 \
+		$(CARGO_TEST)
 	@$(STEP) 'a longer live run with a kill' python3 tests/demo.py --millrace $(MILLRACE) --seconds 60 --quiet
+	@$(STEP) 'the main job on a real Kafka' env TMPDIR=$(SCRATCH) $(CARGO_TARGET_DIR)/release/demo_kafka
 	@$(STEP) 'the flights of 2013 with many kills' python3 tests/flights.py --millrace $(MILLRACE) --kills 40
 
 bench: build
-	@$(STEP) 'benchmark' $(CARGO_TARGET_DIR)/release/bench
+	@$(STEP) 'benchmark' env TMPDIR=$(SCRATCH) $(CARGO_TARGET_DIR)/release/bench
 
 fmt:
 	cargo fmt --all
