@@ -187,8 +187,8 @@ impl Transactions {
         }
         let slot = target.ends.as_ref().and_then(|ends| ends.get(record.partition.0 as usize));
         let tag = slot.map_or(0, |slot| slot + 1);
-        let start = clock::steady_ms();
-        let mut refreshed = false;
+        // A clock is read only once it is needed: this runs for each record.
+        let (mut begun, mut refreshed) = (None, false);
         loop {
             let Some(target) = &self.targets[record.topic.0] else { return Err(lost()) };
             let error = match target.topic.produce(record, tag) {
@@ -201,7 +201,8 @@ impl Transactions {
                 self.client.refresh_leaders(&target.name, METADATA_MS);
                 continue;
             }
-            if error.code != RDKafkaErrorCode::QueueFull || clock::steady_ms() - start > ROOM_MS {
+            let begun = *begun.get_or_insert_with(clock::steady_ms);
+            if error.code != RDKafkaErrorCode::QueueFull || clock::steady_ms() - begun > ROOM_MS {
                 let what = format!("write to partition {} of topic '{}'", record.partition, target.name);
                 return Err(self.broken(&what, &error));
             }
