@@ -111,7 +111,7 @@ impl Connection {
 
     /// A lane's consumer. `group` is only there because the library assigns partitions within one: nothing is joined,
     /// and nothing is committed by it.
-    pub(super) fn consumer(&self, group: &str) -> ClientConfig {
+    pub fn consumer(&self, group: &str) -> ClientConfig {
         let mut config = self.client();
         config
             .set("group.id", group)
@@ -143,7 +143,7 @@ impl Connection {
     }
 
     /// A lane's transactional producer. `batch_bytes` is what the smallest limit among its topics allows.
-    pub(super) fn producer(&self, transactional_id: &str, timeout_ms: u32, batch_bytes: usize) -> ClientConfig {
+    pub fn producer(&self, transactional_id: &str, timeout_ms: u32, batch_bytes: usize) -> ClientConfig {
         let mut config = self.client();
         config
             .set("transactional.id", transactional_id)
