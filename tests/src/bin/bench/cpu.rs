@@ -1,34 +1,52 @@
 //! CPU time, which stays a measure on a machine that is shared. Wall time does not.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
 /// Ticks of the kernel's clock in a second, as `/proc` counts them on every Linux.
 const TICKS: f64 = 100.0;
 
-/// A process whose CPU time is read.
+const NANOS: f64 = 1e9;
+
+/// A process whose CPU time is read: its folder in `/proc`.
 #[derive(Clone, Debug)]
 pub struct Process(PathBuf);
 
 impl Process {
     pub fn own() -> Self {
-        Self(PathBuf::from("/proc/self/stat"))
+        Self(PathBuf::from("/proc/self"))
     }
 
     pub fn of(pid: u32) -> Self {
-        Self(PathBuf::from(format!("/proc/{pid}/stat")))
+        Self(PathBuf::from(format!("/proc/{pid}")))
     }
 
     /// CPU seconds of all its threads so far, those that have ended too.
     pub fn seconds(&self) -> anyhow::Result<f64> {
-        let stat = fs::read_to_string(&self.0).with_context(|| format!("read {}", self.0.display()))?;
+        let stat = read(&self.0.join("stat"))?;
         // The name of the program, in parentheses, may hold blanks.
         let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
         let ticks = fields.skip(11).take(2).map(|f| f.parse::<u64>().context("read CPU ticks"));
         Ok(ticks.sum::<anyhow::Result<u64>>()? as f64 / TICKS)
     }
+
+    /// Seconds for which its threads, the living ones, could have run and had no core: what the others' load costs.
+    pub fn waited_seconds(&self) -> anyhow::Result<f64> {
+        let mut nanos = 0.0;
+        for thread in fs::read_dir(self.0.join("task")).context("list the threads of a process")? {
+            // A thread may end meanwhile.
+            let Ok(stat) = fs::read_to_string(thread?.path().join("schedstat")) else { continue };
+            nanos +=
+                stat.split_whitespace().nth(1).and_then(|f| f.parse::<f64>().ok()).context("read a thread's wait")?;
+        }
+        Ok(nanos / NANOS)
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    fs::read_to_string(path).with_context(|| format!("read {}", path.display()))
 }
 
 /// Does some work and says how many CPU seconds of this process it took.

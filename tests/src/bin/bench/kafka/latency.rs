@@ -34,11 +34,11 @@ pub fn run(bench: &Bench) -> anyhow::Result<()> {
     let worker = job::start(bench, dir.path(), "live")?;
     let processes = [Process::of(worker.pid()), bench.broker.clone()];
     let begin_ms = now_ms()?;
-    let (mut sorted, cores) = thread::scope(|scope| {
+    let (mut sorted, used) = thread::scope(|scope| {
         let read = scope.spawn(|| latencies(bench, begin_ms + WARM_SECONDS as i64 * 1000));
-        let cores = feed(bench, "live-orders", begin_ms, SECONDS, &processes)?;
+        let used = feed(bench, "live-orders", begin_ms, SECONDS, &processes)?;
         let read = read.join().map_err(|_| anyhow::anyhow!("the reader panicked"))?;
-        anyhow::Ok((read?, cores))
+        anyhow::Ok((read?, used))
     })?;
     sorted.sort_unstable();
     let at = |part: f64| sorted[((sorted.len() - 1) as f64 * part) as usize];
@@ -52,17 +52,31 @@ pub fn run(bench: &Bench) -> anyhow::Result<()> {
         at(0.999),
         at(1.0)
     );
+    let ([ours, broker], alone) = ([&used[0], &used[1]], &alone[0]);
     println!(
         "  cores: {:.2} ours, {:.2} the broker's, of which {:.2} with the generator alone",
-        cores[0], cores[1], alone[0]
+        ours.cores, broker.cores, alone.cores
+    );
+    println!(
+        "  seconds that threads waited for a core, each second: {:.2} ours, {:.2} the broker's",
+        ours.waiting, broker.waiting
     );
     worker.stop()
 }
 
-/// Sends orders at the rate. Returns the cores that each process has used behind the warm-up.
-fn feed(bench: &Bench, topic: &str, begin_ms: i64, seconds: usize, processes: &[Process]) -> anyhow::Result<Vec<f64>> {
+/// What a process had of the machine, each second.
+struct Used {
+    cores: f64,
+    /// Over all of its threads.
+    waiting: f64,
+}
+
+/// Sends orders at the rate. Returns what each process has used behind the warm-up.
+fn feed(bench: &Bench, topic: &str, begin_ms: i64, seconds: usize, processes: &[Process]) -> anyhow::Result<Vec<Used>> {
     let mut feed = Feed::new(&bench.kafka, FEED_LINGER_MS)?;
-    let used = || processes.iter().map(Process::seconds).collect::<anyhow::Result<Vec<f64>>>();
+    let used = || -> anyhow::Result<Vec<(f64, f64)>> {
+        processes.iter().map(|p| Ok((p.seconds()?, p.waited_seconds()?))).collect()
+    };
     let (begin, mut text, mut warm) = (Instant::now(), String::new(), None);
     let (mut sent, all) = (0, RATE * seconds);
     while sent < all {
@@ -81,7 +95,11 @@ fn feed(bench: &Bench, topic: &str, begin_ms: i64, seconds: usize, processes: &[
     let (at, before) = warm.context("the warm-up ends")?;
     let (after, passed) = (used()?, at.elapsed().as_secs_f64());
     feed.flush()?;
-    Ok(after.iter().zip(before).map(|(after, before)| (after - before) / passed).collect())
+    let each = |(after, before): (&(f64, f64), (f64, f64))| Used {
+        cores: (after.0 - before.0) / passed,
+        waiting: (after.1 - before.1) / passed,
+    };
+    Ok(after.iter().zip(before).map(each).collect())
 }
 
 /// Milliseconds that each row took, of the orders that were due at `from_ms` or later.
