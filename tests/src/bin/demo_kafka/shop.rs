@@ -104,6 +104,7 @@ impl Shop {
                 timestamp_ms: Some(last_ms),
                 key: None,
                 value: Some(value.into_bytes()),
+                headers: Vec::new(),
             }
         };
         self.writer.produce(ORDERS, (0..PARTITIONS).map(closing))
@@ -154,6 +155,7 @@ impl Shop {
             timestamp_ms: Some(self.now_ms),
             key: key.map(String::into_bytes),
             value: Some(value.into_bytes()),
+            headers: Vec::new(),
         }
     }
 }
