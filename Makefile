@@ -10,6 +10,8 @@ MILLRACE := $(CARGO_TARGET_DIR)/release/millrace
 STEP := tests/setup/step.sh
 # RocksDB and Kafka sync their files at every start, and tests start many: in memory where that is possible.
 SCRATCH := $(if $(wildcard /dev/shm/.),/dev/shm,/tmp)
+# Tests on a real broker wait most of their time, so more of them run at once than there are cores.
+TEST_THREADS := 6
 # One profile for everything, so that RocksDB and DataFusion are compiled once.
 CARGO_TEST := cargo test --locked --release --workspace
 
@@ -45,7 +47,7 @@ test:
 test-parts: setup
 	@$(STEP) 'formatting' cargo fmt --all --check
 	@$(MAKE) --no-print-directory build
-	@$(STEP) 'unit, property and golden tests' env TMPDIR=$(SCRATCH) $(CARGO_TEST)
+	@$(STEP) 'unit, property and golden tests' env TMPDIR=$(SCRATCH) RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO_TEST)
 	@$(STEP) 'clippy' cargo clippy --locked --release --workspace --all-targets -- -D warnings
 	@$(STEP) 'dependencies' tests/setup/cargo-deny.sh
 	@$(STEP) 'examples' tests/setup/examples.sh $(MILLRACE)
@@ -55,7 +57,7 @@ test-parts: setup
 
 # What chance finds, given more time: random interleavings, seeds of the simulator, instants of kills.
 test-long: test
-	@$(STEP) 'many random cases' env TMPDIR=$(SCRATCH) MILLRACE_SEEDS=100000 PROPTEST_CASES=10000 MILLRACE_KILLS=500 \
+	@$(STEP) 'many random cases' env TMPDIR=$(SCRATCH) RUST_TEST_THREADS=$(TEST_THREADS) MILLRACE_SEEDS=100000 PROPTEST_CASES=10000 MILLRACE_KILLS=500 \
 		$(CARGO_TEST)
 	@$(STEP) 'a longer live run with a kill' python3 tests/demo.py --millrace $(MILLRACE) --seconds 60 --quiet
 	@$(STEP) 'the main job on a real Kafka' env TMPDIR=$(SCRATCH) $(CARGO_TARGET_DIR)/release/demo_kafka

@@ -193,7 +193,7 @@ spec:
         - {{name: id, type: BIGINT}}
         - {{name: customer, type: BIGINT}}
         - {{name: time, type: TIMESTAMP(3)}}
-      eventTime: {{column: time, maxOutOfOrderness: 0s}}
+      eventTime: {{column: time, maxOutOfOrderness: 0s, idleTimeout: 2s}}
     - name: customers
       kafka: {{topic: {name}-customers}}
       key: {{columns: [customer], format: {{type: {table_key}}}}}

@@ -134,8 +134,6 @@ impl Way {
         self.write_secrets(&secrets)?;
         let servers = secured().kafka.servers_of(self.listener);
         let yaml = story.yaml(&servers).replace("internal: {", &format!("{}internal: {{", self.spec));
-        // The last rows come out when no more follow for so long.
-        let yaml = yaml.replace("maxOutOfOrderness: 0s", "maxOutOfOrderness: 0s, idleTimeout: 2s");
         std::fs::write(story.file(), yaml)?;
         Ok(secrets)
     }
