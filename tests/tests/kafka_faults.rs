@@ -43,12 +43,13 @@ fn shared() -> (&'static Kafka, RwLockReadGuard<'static, ()>) {
     (kafka(), turn)
 }
 
-/// The cluster and its proxied listeners.
-fn proxied() -> (&'static Kafka, Proxy, (MutexGuard<'static, ()>, RwLockReadGuard<'static, ()>)) {
+/// The cluster and its proxied listeners, for one test at a time. The proxy is last: what is bound last is dropped first,
+/// and the next one needs its ports.
+fn proxied() -> (&'static Kafka, (MutexGuard<'static, ()>, RwLockReadGuard<'static, ()>), Proxy) {
     static PROXY: Mutex<()> = Mutex::new(());
     let (kafka, turn) = shared();
     let only = PROXY.lock().unwrap_or_else(PoisonError::into_inner);
-    (kafka, Proxy::start(kafka).unwrap(), (only, turn))
+    (kafka, (only, turn), Proxy::start(kafka).unwrap())
 }
 
 /// The cluster for one test, which may do what it likes to the brokers. Afterwards it is whole again.
@@ -199,19 +200,19 @@ fn cut(kafka: &'static Kafka, proxy: &Proxy, name: &str, cut: Cut, resolution: &
 
 #[test]
 fn a_commit_that_was_done_and_not_answered_is_found_done() {
-    let (kafka, proxy, _turn) = proxied();
+    let (kafka, _turn, proxy) = proxied();
     cut(kafka, &proxy, "unanswered", Cut::Answer, "resolution=Committed").unwrap();
 }
 
 #[test]
 fn a_commit_that_never_arrived_is_found_not_done() {
-    let (kafka, proxy, _turn) = proxied();
+    let (kafka, _turn, proxy) = proxied();
     cut(kafka, &proxy, "unheard", Cut::Request, "resolution=NotCommitted").unwrap();
 }
 
 #[test]
 fn slow_brokers_cost_time_and_no_row() {
-    let (kafka, proxy, _turn) = proxied();
+    let (kafka, _turn, proxy) = proxied();
     let mut story = Story::new(kafka, "slow", Shape::Aligned, 3).unwrap();
     story.pace = PACE;
     let mut worker = proxied_worker(&story, &proxy, "state", &[]).unwrap();
@@ -228,7 +229,7 @@ fn slow_brokers_cost_time_and_no_row() {
 
 #[test]
 fn an_outage_that_outlasts_a_transaction_ends_nothing() {
-    let (kafka, proxy, _turn) = proxied();
+    let (kafka, _turn, proxy) = proxied();
     let mut story = Story::new(kafka, "outage", Shape::Repartitioned, 3).unwrap();
     story.pace = PACE;
     let mut worker = proxied_worker(&story, &proxy, "state", &["--lanes", "2"]).unwrap();
