@@ -31,7 +31,7 @@ setup:
 
 # The same packages as the tests build, so that cargo settles on the same features and compiles nothing twice.
 build: setup
-	@$(STEP) 'build (the first time it compiles RocksDB and DataFusion: about 25 minutes on 2 cores)' \
+	@$(STEP) 'build (the first time it compiles RocksDB and DataFusion: about 15 minutes on 2 cores)' \
 		cargo build --locked --release --workspace
 
 demo: build
@@ -47,7 +47,7 @@ test:
 test-parts: setup
 	@$(STEP) 'formatting' cargo fmt --all --check
 	@$(MAKE) --no-print-directory build
-	@$(STEP) 'unit, property and golden tests' env TMPDIR=$(SCRATCH) RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO_TEST)
+	@$(STEP) 'all tests' env TMPDIR=$(SCRATCH) RUST_TEST_THREADS=$(TEST_THREADS) tests/setup/tests.sh $(CARGO_TEST)
 	@$(STEP) 'clippy' cargo clippy --locked --release --workspace --all-targets -- -D warnings
 	@$(STEP) 'dependencies' tests/setup/cargo-deny.sh
 	@$(STEP) 'examples' tests/setup/examples.sh $(MILLRACE)
@@ -58,7 +58,7 @@ test-parts: setup
 # What chance finds, given more time: random interleavings, seeds of the simulator, instants of kills.
 test-long: test
 	@$(STEP) 'many random cases' env TMPDIR=$(SCRATCH) RUST_TEST_THREADS=$(TEST_THREADS) MILLRACE_SEEDS=100000 PROPTEST_CASES=10000 MILLRACE_KILLS=500 \
-		$(CARGO_TEST)
+		tests/setup/tests.sh $(CARGO_TEST)
 	@$(STEP) 'a longer live run with a kill' python3 tests/demo.py --millrace $(MILLRACE) --seconds 60 --quiet
 	@$(STEP) 'the main job on a real Kafka' env TMPDIR=$(SCRATCH) $(CARGO_TARGET_DIR)/release/demo_kafka
 	@$(STEP) 'the flights of 2013 with many kills' python3 tests/flights.py --millrace $(MILLRACE) --kills 40

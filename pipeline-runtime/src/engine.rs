@@ -180,6 +180,8 @@ pub struct Engine<L> {
     outbox: Outbox,
     /// Since when something of the open epoch is with the log.
     open_since_ms: Option<u64>,
+    /// When its commit was asked for.
+    asked_ms: Option<u64>,
     sent_bytes: usize,
     metrics: Arc<Metrics>,
     last_busy_ms: u64,
@@ -261,6 +263,7 @@ impl<L: Log> Engine<L> {
             refusal: String::new(),
             outbox: Outbox::default(),
             open_since_ms: None,
+            asked_ms: None,
             sent_bytes: 0,
             metrics,
             last_busy_ms: now.steady_ms,
@@ -543,7 +546,9 @@ impl<L: Log> Engine<L> {
                 self.drop_epoch()
             }
             Trouble::Lost(error) => {
-                let open_ms = self.open_since_ms.map_or(0, |since| clock::steady_ms() - since);
+                // What the brokers took for the commit is not the rows' fault.
+                let until_ms = self.asked_ms.unwrap_or_else(clock::steady_ms);
+                let open_ms = self.open_since_ms.map_or(0, |since| until_ms - since);
                 let timed_out = self.config.epoch_timeout_ms.is_some_and(|timeout| open_ms >= timeout);
                 let loss = match &error {
                     CommitError::Fenced(_) if timed_out => Loss::TimedOut,
@@ -627,6 +632,7 @@ impl<L: Log> Engine<L> {
 
     fn begin_epoch(&mut self) {
         self.open_since_ms = None;
+        self.asked_ms = None;
         self.sent_bytes = 0;
     }
 
@@ -754,6 +760,7 @@ impl<L: Log> Engine<L> {
             }
         }
         self.send()?;
+        self.asked_ms = Some(clock::steady_ms());
         match self.log.commit() {
             Ok(()) => {}
             Err(CommitError::Aborted(error)) if error.passes() => return Err(Trouble::Dropped(error)),

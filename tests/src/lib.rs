@@ -20,6 +20,7 @@ pub mod certificates;
 pub mod faulty;
 pub mod kafka;
 pub mod proxy;
+pub mod spec;
 pub mod story;
 
 use faulty::{Faults, FaultyLog};

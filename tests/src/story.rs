@@ -18,6 +18,7 @@ use millrace_kafka_harness::{Kafka, Message, wait};
 use serde_json::{Value, json};
 
 use crate::scratch;
+use crate::spec::{KEYED, Spec};
 
 /// How long anything may take that happens within seconds on a quiet machine.
 pub const DEADLINE: Duration = Duration::from_secs(120);
@@ -39,7 +40,7 @@ pub enum Shape {
 impl Shape {
     fn keys(self) -> (&'static str, &'static str) {
         match self {
-            Self::Aligned => ("key: {columns: [customer], format: {type: String}}", "String"),
+            Self::Aligned => (KEYED, "String"),
             Self::Repartitioned => ("", "Json"),
         }
     }
@@ -174,51 +175,19 @@ impl Story {
 
     /// The pipeline, as it reaches Kafka by `bootstrap_servers`.
     pub fn yaml(&self, bootstrap_servers: &str) -> String {
-        let Self { name, .. } = self;
         let (order_key, table_key) = self.shape.keys();
-        let replication = self.kafka.brokers();
-        format!(
-            r#"
-apiVersion: millrace.dev/v1alpha1
-kind: Pipeline
-metadata: {{name: {name}, namespace: test}}
-spec:
-  kafka: {{bootstrapServers: "{bootstrap_servers}", internal: {{replicationFactor: {replication}}}}}
-  sources:
-    - name: orders
-      kafka: {{topic: {name}-orders}}
-      {order_key}
-      format: {{type: Json}}
-      columns:
-        - {{name: id, type: BIGINT}}
-        - {{name: customer, type: BIGINT}}
-        - {{name: time, type: TIMESTAMP(3)}}
-      eventTime: {{column: time, maxOutOfOrderness: 0s, idleTimeout: 2s}}
-    - name: customers
-      kafka: {{topic: {name}-customers}}
-      key: {{columns: [customer], format: {{type: {table_key}}}}}
-      format: {{type: Json}}
-      columns:
-        - {{name: customer, type: BIGINT}}
-        - {{name: name, type: STRING}}
-        - {{name: since, type: TIMESTAMP(3)}}
-      table: {{primaryKey: [customer], versions: {{retention: 7d}}}}
-      eventTime: {{column: since}}
-  steps:
-    - name: joined
-      from: orders
-      temporalJoin:
-        table: customers
-        joinType: Left
-        keys: [{{left: customer, right: customer}}]
-        select: [id, name]
-  sinks:
-    - name: out
-      from: joined
-      kafka: {{topic: {name}-out}}
-      format: {{type: Json}}
-"#
-        )
+        let spec = Spec {
+            name: &self.name,
+            bootstrap_servers,
+            kafka: &format!(", internal: {{replicationFactor: {}}}", self.kafka.brokers()),
+            topics: &format!("{}-", self.name),
+            order_key,
+            // The last rows come out when no more follow for so long.
+            order_time: ", maxOutOfOrderness: 0s, idleTimeout: 2s",
+            table_key,
+            ..Spec::default()
+        };
+        spec.yaml()
     }
 
     /// Begins to write, or goes on, without an end.
@@ -414,6 +383,12 @@ impl Worker {
         let status = self.wait()?;
         ensure!(status.success(), "the worker ended with {status}: {}", self.log());
         Ok(())
+    }
+
+    /// SIGTERM, and waits for an end. A worker that cannot commit in time ends without giving its tasks back.
+    pub fn leave(mut self) -> anyhow::Result<()> {
+        self.signal("TERM")?;
+        self.wait().map(drop)
     }
 
     /// Waits until every task of the worker runs.

@@ -2,54 +2,16 @@
 //! from; the name says what must hold here.
 
 use millrace_crds::check;
+use millrace_tests::spec::Spec;
 use millrace_tests::{Outcome, Rec, Ride, Topics, plan, ride};
 use serde_json::{Value, json};
 
 /// A stream of orders joined with customers. `join` is the join's kind and its own fields, `keys` the type of the
 /// stream's key column.
-fn pipeline(join: &str, order_key: &str, table_key: &str, versions: &str) -> String {
-    format!(
-        r#"
-apiVersion: millrace.dev/v1alpha1
-kind: Pipeline
-metadata: {{name: cases, namespace: test}}
-spec:
-  kafka: {{bootstrapServers: "unused:9092"}}
-  sources:
-    - name: orders
-      kafka: {{topic: orders}}
-      format: {{type: Json}}
-      columns:
-        - {{name: id, type: BIGINT}}
-        - {{name: customer, type: {order_key}}}
-        - {{name: time, type: TIMESTAMP(3)}}
-      eventTime: {{column: time}}
-    - name: customers
-      kafka: {{topic: customers}}
-      key: {{columns: [customer], format: {{type: {table_key}}}}}
-      format: {{type: Json}}
-      columns:
-        - {{name: customer, type: BIGINT}}
-        - {{name: name, type: STRING}}
-        - {{name: since, type: TIMESTAMP(3)}}
-      table: {{primaryKey: [customer]{versions}}}
-      eventTime: {{column: since}}
-  steps:
-    - name: joined
-      from: orders
-      {join}
-        table: customers
-        joinType: Left
-        keys: [{{left: customer, right: customer}}]
-        select: [id, name]
-  sinks:
-    - name: out
-      from: joined
-      kafka: {{topic: out}}
-      format: {{type: Json}}
-  deadLetter: {{kafka: {{topic: dead}}}}
-"#
-    )
+fn pipeline(join: &str, customer: &str, table_key: &str, table: &str) -> String {
+    let spec =
+        Spec { join, customer, table_key, table, order_key: "", order_time: "", dead_letter: true, ..Spec::default() };
+    spec.yaml()
 }
 
 const VERSIONS: &str = ", versions: {retention: 10ms}";

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use millrace_core::plan::Partitioner;
+use millrace_tests::spec::{KEYED, Spec};
 use millrace_tests::{Rec, Ride, Topics, plan, ride, sorted_values};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -116,58 +117,21 @@ fn topics(world: &World) -> Topics {
 
 fn pipeline(world: &World, join: &str) -> String {
     let order_key = match world.keys {
-        Keys::Aligned | Keys::TableJson => "key: {columns: [customer], format: {type: String}}",
+        Keys::Aligned | Keys::TableJson => KEYED,
         Keys::StreamUnknown => "",
     };
-    let table_format = if matches!(world.keys, Keys::TableJson) { "Json" } else { "String" };
-    format!(
-        r#"
-apiVersion: millrace.dev/v1alpha1
-kind: Pipeline
-metadata: {{name: joins, namespace: test}}
-spec:
-  kafka: {{bootstrapServers: "unused:9092"}}
-  sources:
-    - name: orders
-      kafka: {{topic: orders}}
-      {order_key}
-      format: {{type: Json}}
-      columns:
-        - {{name: id, type: BIGINT}}
-        - {{name: customer, type: BIGINT}}
-        - {{name: time, type: TIMESTAMP(3)}}
-      eventTime: {{column: time, maxOutOfOrderness: {ooo}}}
-    - name: customers
-      kafka: {{topic: customers}}
-      key: {{columns: [customer], format: {{type: {table_format}}}}}
-      format: {{type: Json}}
-      columns:
-        - {{name: customer, type: BIGINT}}
-        - {{name: name, type: STRING}}
-        - {{name: since, type: TIMESTAMP(3)}}
-      table: {{primaryKey: [customer]{versions}}}
-      eventTime: {{column: since}}
-  steps:
-    - name: joined
-      from: orders
-      {join}
-        table: customers
-        joinType: {kind}
-        keys: [{{left: customer, right: customer}}]
-        select: [id, name]
-  sinks:
-    - name: out
-      from: joined
-      kafka: {{topic: out}}
-      format: {{type: Json}}
-"#,
-        ooo = if world.out_of_order == 0 { "0s".to_owned() } else { format!("{}ms", world.out_of_order) },
-        versions = match join.starts_with("temporal") {
-            true => format!(", versions: {{retention: {}ms}}", world.retention),
-            false => String::new(),
-        },
-        kind = if world.left { "Left" } else { "Inner" },
-    )
+    let order_time = format!(", maxOutOfOrderness: {}ms", world.out_of_order);
+    let retention = format!(", versions: {{retention: {}ms}}", world.retention);
+    let spec = Spec {
+        order_key,
+        order_time: if world.out_of_order == 0 { ", maxOutOfOrderness: 0s" } else { &order_time },
+        table_key: if matches!(world.keys, Keys::TableJson) { "Json" } else { "String" },
+        table: if join.starts_with("temporal") { &retention } else { "" },
+        join,
+        join_type: if world.left { "Left" } else { "Inner" },
+        ..Spec::default()
+    };
+    spec.yaml()
 }
 
 /// The version of a customer at a time: the highest valid-from wins, among equals the later record.

@@ -131,6 +131,7 @@ fn ends_with(mut worker: Worker, words: &[&str]) -> anyhow::Result<()> {
 }
 
 #[test]
+#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn brokers_that_are_killed_in_turn_cost_no_row() {
     let Alone { kafka, .. } = &alone();
     let mut story = Story::new(kafka, "kills", Shape::Repartitioned, 6).unwrap();
@@ -150,6 +151,7 @@ fn brokers_that_are_killed_in_turn_cost_no_row() {
 }
 
 #[test]
+#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn too_few_replicas_hold_the_output_up_until_they_are_back() {
     let Alone { kafka, .. } = &alone();
     let mut story = Story::new(kafka, "replicas", Shape::Aligned, 3).unwrap();
@@ -199,18 +201,21 @@ fn cut(kafka: &'static Kafka, proxy: &Proxy, name: &str, cut: Cut, resolution: &
 }
 
 #[test]
+#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn a_commit_that_was_done_and_not_answered_is_found_done() {
     let (kafka, _turn, proxy) = proxied();
     cut(kafka, &proxy, "unanswered", Cut::Answer, "resolution=Committed").unwrap();
 }
 
 #[test]
+#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn a_commit_that_never_arrived_is_found_not_done() {
     let (kafka, _turn, proxy) = proxied();
     cut(kafka, &proxy, "unheard", Cut::Request, "resolution=NotCommitted").unwrap();
 }
 
 #[test]
+#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn slow_brokers_cost_time_and_no_row() {
     let (kafka, _turn, proxy) = proxied();
     let mut story = Story::new(kafka, "slow", Shape::Aligned, 3).unwrap();
@@ -228,6 +233,7 @@ fn slow_brokers_cost_time_and_no_row() {
 }
 
 #[test]
+#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn an_outage_that_outlasts_a_transaction_ends_nothing() {
     let (kafka, _turn, proxy) = proxied();
     let mut story = Story::new(kafka, "outage", Shape::Repartitioned, 3).unwrap();
@@ -253,6 +259,7 @@ fn sleep_long(zombie: &Worker, mut meanwhile: impl FnMut() -> anyhow::Result<()>
 }
 
 #[test]
+#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn a_zombie_that_slept_longer_than_its_transaction_never_commits_under_its_old_number() {
     let (kafka, _turn) = shared();
     let mut story = Story::new(kafka, "zombie-same", Shape::Aligned, 3).unwrap();
@@ -272,6 +279,7 @@ fn a_zombie_that_slept_longer_than_its_transaction_never_commits_under_its_old_n
 }
 
 #[test]
+#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn a_zombie_that_slept_longer_than_its_transaction_never_commits_what_another_one_took() {
     let (kafka, _turn) = shared();
     let mut story = Story::new(kafka, "zombie-other", Shape::Repartitioned, 3).unwrap();
@@ -290,6 +298,7 @@ fn a_zombie_that_slept_longer_than_its_transaction_never_commits_what_another_on
 }
 
 #[test]
+#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn a_sleeper_whose_transaction_timed_out_goes_on_with_its_tasks() {
     let (kafka, _turn) = shared();
     let mut story = Story::new(kafka, "sleeper", Shape::Aligned, 3).unwrap();
@@ -349,6 +358,7 @@ fn late_marker(
 }
 
 #[test]
+#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn markers_that_come_late_are_waited_for() {
     let alone = alone();
     let proxy = Proxy::start(alone.kafka).unwrap();
@@ -359,8 +369,8 @@ fn markers_that_come_late_are_waited_for() {
     goes_on(&story).unwrap();
     let (tools, killed) = ((&alone, &proxy), (worker, Worker::kill as fn(Worker) -> _));
     let worker = late_marker(tools, &mut story, killed, ("killed", &[])).unwrap();
-    // It gives its tasks back, so nobody fences it: only its release says which marker must come.
-    let left = (worker, Worker::stop as fn(Worker) -> _);
+    // Where it gives its tasks back in time nobody fences it: only its release says which marker must come.
+    let left = (worker, Worker::leave as fn(Worker) -> _);
     let worker = late_marker(tools, &mut story, left, ("left", &["--worker", "1"])).unwrap();
     ends_well(story, worker).unwrap();
 }
@@ -372,6 +382,7 @@ fn changelog(kafka: &Kafka, story: &Story) -> anyhow::Result<String> {
 }
 
 #[test]
+#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn records_that_expired_before_they_were_read_are_an_error_that_names_them() {
     let (kafka, _turn) = shared();
     let mut story = Story::new(kafka, "expired", Shape::Aligned, 2).unwrap();
@@ -390,6 +401,7 @@ fn records_that_expired_before_they_were_read_are_an_error_that_names_them() {
 }
 
 #[test]
+#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn records_that_expired_under_a_running_worker_are_an_error_that_names_them() {
     let (kafka, _turn) = shared();
     let mut story = Story::new(kafka, "expired-live", Shape::Aligned, 2).unwrap();
@@ -407,6 +419,7 @@ fn records_that_expired_under_a_running_worker_are_an_error_that_names_them() {
 }
 
 #[test]
+#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn group_offsets_that_are_deleted_or_reset_change_nothing() {
     let (kafka, _turn) = shared();
     let mut story = Story::new(kafka, "groups", Shape::Aligned, 2).unwrap();
@@ -442,6 +455,7 @@ fn group_offsets_that_are_deleted_or_reset_change_nothing() {
 }
 
 #[test]
+#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn where_to_start_from_is_asked_once() {
     let (kafka, _turn) = shared();
     let mut story = Story::new(kafka, "once", Shape::Aligned, 2).unwrap();
@@ -460,6 +474,7 @@ fn where_to_start_from_is_asked_once() {
 }
 
 #[test]
+#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn a_changelog_that_was_made_again_is_an_error_and_doubles_nothing() {
     let (kafka, _turn) = shared();
     let mut story = Story::new(kafka, "remade", Shape::Aligned, 2).unwrap();
@@ -478,6 +493,7 @@ fn a_changelog_that_was_made_again_is_an_error_and_doubles_nothing() {
 }
 
 #[test]
+#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn a_changelog_that_is_deleted_under_a_running_worker_is_an_error_and_doubles_nothing() {
     let (kafka, _turn) = shared();
     let mut story = Story::new(kafka, "deleted", Shape::Aligned, 2).unwrap();
@@ -500,6 +516,7 @@ fn no_row_twice(story: &Story) -> anyhow::Result<()> {
 }
 
 #[test]
+#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn a_control_topic_that_is_gone_is_an_error_and_doubles_nothing() {
     let (kafka, _turn) = shared();
     let mut story = Story::new(kafka, "uncontrolled", Shape::Aligned, 2).unwrap();

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use millrace_core::plan::Partitioner;
 use millrace_kafka_harness::Kafka;
 use millrace_tests::kafka::ride_on_kafka;
+use millrace_tests::spec::{KEYED, Spec};
 use millrace_tests::{Outcome, Rec, Ride, Topics, plan, ride, sorted_values};
 use serde_json::{Value, json};
 
@@ -86,51 +87,10 @@ fn topics(world: &World, spread: bool) -> Topics {
 }
 
 fn pipeline(join: &str, order_key: &str, table_key: &str) -> String {
-    format!(
-        r#"
-apiVersion: millrace.dev/v1alpha1
-kind: Pipeline
-metadata: {{name: joins, namespace: test}}
-spec:
-  kafka: {{bootstrapServers: "unused:9092"}}
-  sources:
-    - name: orders
-      kafka: {{topic: orders}}
-      {order_key}
-      format: {{type: Json}}
-      columns:
-        - {{name: id, type: BIGINT}}
-        - {{name: customer, type: BIGINT}}
-        - {{name: time, type: TIMESTAMP(3)}}
-      eventTime: {{column: time, maxOutOfOrderness: 0s}}
-    - name: customers
-      kafka: {{topic: customers}}
-      key: {{columns: [customer], format: {{type: {table_key}}}}}
-      format: {{type: Json}}
-      columns:
-        - {{name: customer, type: BIGINT}}
-        - {{name: name, type: STRING}}
-        - {{name: since, type: TIMESTAMP(3)}}
-      table: {{primaryKey: [customer], versions: {{retention: 7d}}}}
-      eventTime: {{column: since}}
-  steps:
-    - name: joined
-      from: orders
-      {join}:
-        table: customers
-        joinType: Left
-        keys: [{{left: customer, right: customer}}]
-        select: [id, name]
-  sinks:
-    - name: out
-      from: joined
-      kafka: {{topic: out}}
-      format: {{type: Json}}
-"#
-    )
+    let join = format!("{join}:");
+    Spec { join: &join, order_key, table_key, ..Spec::default() }.yaml()
 }
 
-const KEYED: &str = "key: {columns: [customer], format: {type: String}}";
 const UNKNOWN: &str = "";
 
 /// What the join must give, sorted. `latest`: of the whole table, else as of the order's time.

@@ -28,7 +28,7 @@ pub fn offset(client: &Arc<Client>, topic: &str, partition: i32, spec: Spec) -> 
     );
     retrying(&what, client, &[topic], |queue| {
         queue.ask_offsets(&[(topic, partition)], spec, ATTEMPT_MS, 0);
-        match answer(queue).map_err(leaderless)? {
+        match answer(queue, ATTEMPT_MS).map_err(leaderless)? {
             Answer::Offsets(offsets) => match offsets.into_iter().next() {
                 // A topic that was just made is not known to every broker yet.
                 Some(PartitionOffset { offset: Err(RDKafkaErrorCode::UnknownTopicOrPartition), .. }) => {
@@ -46,7 +46,7 @@ pub fn offset(client: &Arc<Client>, topic: &str, partition: i32, spec: Spec) -> 
 pub fn describe(client: &Arc<Client>, topic: &str) -> Result<Option<TopicInfo>, LogError> {
     retrying(&format!("look up topic '{topic}'"), client, &[topic], |queue| {
         queue.ask_topics(&[topic], ATTEMPT_MS, 0);
-        match answer(queue)? {
+        match answer(queue, ATTEMPT_MS)? {
             Answer::Topics(topics) => match topics.into_iter().next() {
                 Some((_, Ok(found))) => Ok(Some(TopicInfo { id: found.id, partitions: found.partitions })),
                 Some((_, Err(code))) if unknown_topic(code) => Ok(None),
@@ -73,8 +73,8 @@ pub fn unexpected() -> Failure {
     (RDKafkaErrorCode::Fail, "the answer does not fit the request".to_owned())
 }
 
-pub fn answer(queue: &AdminQueue) -> Result<Answer, Failure> {
-    match queue.next(ATTEMPT_MS) {
+pub fn answer(queue: &AdminQueue, timeout_ms: i32) -> Result<Answer, Failure> {
+    match queue.next(timeout_ms) {
         Some((_, Answer::Failed { code, text })) => Err((code, text)),
         Some((_, answer)) => Ok(answer),
         None => Err((RDKafkaErrorCode::OperationTimedOut, "no answer".to_owned())),

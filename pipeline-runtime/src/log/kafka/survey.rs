@@ -24,6 +24,9 @@ pub use super::native::admin::{Description, Right, Spec};
 pub const REACH_MS: u64 = 10_000;
 /// The library's reports are looked at so often while it connects.
 const LOOK_MS: i32 = 50;
+/// How long a look at a group may take. Long, since the library (2.12.1) counts its references wrongly and ends the process
+/// when such a request times out before its coordinator is found, which takes seconds on a cluster that was just made.
+const GROUP_MS: i32 = 60_000;
 
 /// Why a cluster is not reached. The texts are the library's.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,7 +120,7 @@ impl Survey {
         }
         retrying("look up topics", self.client(), &names, |queue| {
             queue.ask_topics(&names, ATTEMPT_MS, 0);
-            let Answer::Topics(found) = answer(queue)? else { return Err(unexpected()) };
+            let Answer::Topics(found) = answer(queue, ATTEMPT_MS)? else { return Err(unexpected()) };
             let seen = found.into_iter().map(|(name, found)| match found {
                 Ok(description) => Ok((name, Seen::There(description))),
                 Err(code) if unknown_topic(code) => Ok((name, Seen::Missing)),
@@ -154,7 +157,7 @@ impl Survey {
         let topics: Vec<&str> = topics.into_iter().collect();
         retrying("look up offsets", self.client(), &topics, |queue| {
             queue.ask_offsets(partitions, spec, ATTEMPT_MS, 0);
-            let Answer::Offsets(found) = answer(queue)? else { return Err(unexpected()) };
+            let Answer::Offsets(found) = answer(queue, ATTEMPT_MS)? else { return Err(unexpected()) };
             let known = |o: PartitionOffset| Some(((o.topic, o.partition), o.offset.ok()?));
             Ok(found.into_iter().filter_map(known).collect())
         })
@@ -163,8 +166,8 @@ impl Survey {
     /// What we may do with a consumer group; `None`: not even look at it.
     pub fn group(&self, name: &str) -> Result<Option<BTreeSet<Right>>, LogError> {
         retrying(&format!("look up group '{name}'"), self.client(), &[], |queue| {
-            queue.ask_groups(&[name], ATTEMPT_MS, 0);
-            let Answer::Groups(found) = answer(queue)? else { return Err(unexpected()) };
+            queue.ask_groups(&[name], GROUP_MS, 0);
+            let Answer::Groups(found) = answer(queue, GROUP_MS)? else { return Err(unexpected()) };
             match found.into_iter().next().ok_or_else(unexpected)? {
                 Ok(rights) => Ok(Some(rights)),
                 Err(RDKafkaErrorCode::GroupAuthorizationFailed) => Ok(None),

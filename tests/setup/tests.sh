@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Runs all tests. Those that break brokers and networks wait for minutes, so they run beside the others; what they say
+# comes at the end.
+#
+#     tests/setup/tests.sh cargo test --workspace
+set -uo pipefail
+
+said=$(mktemp)
+trap 'rm -f "$said"' EXIT
+
+"$@" --no-run || exit
+"$@" --test kafka_faults -- --ignored >"$said" 2>&1 &
+faults=$!
+"$@" --no-fail-fast
+others=$?
+wait "$faults"
+broken=$?
+cat "$said"
+[ "$others" -eq 0 ] && [ "$broken" -eq 0 ]
