@@ -621,6 +621,8 @@ impl<L: Log> Engine<L> {
 
     fn make_again(&mut self, slot: usize) -> Result<(), EngineError> {
         let Some(mut task) = self.take_out(slot)? else { return Ok(()) };
+        // The log may not answer for a while.
+        self.lag_unknown(&task);
         task.state.discard();
         let (id, generation) = (task.id, task.generation);
         let marker = self.builder.marker(&id, &task.state)?;

@@ -2,7 +2,7 @@
 //! after a restart, and show committed work only.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use millrace_core::event_time::{WATERMARK_MAX, WATERMARK_MIN};
 use millrace_core::ids::TaskId;
@@ -11,9 +11,12 @@ use millrace_core::totals::DropReason;
 use prometheus::core::Collector;
 use prometheus::{Encoder, GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
 
+use crate::clock;
 use crate::engine::task::{Task, TaskInput};
 use crate::log::End;
 
+/// A lag that was told longer ago is not known.
+const LAG_KNOWN_MS: u64 = 10_000;
 const MILLIS_PER_SECOND: f64 = 1e3;
 const MICROS_PER_SECOND: f64 = 1e6;
 
@@ -30,6 +33,8 @@ pub struct Metrics {
     task_running: IntGaugeVec,
     watermark: GaugeVec,
     published: Mutex<BTreeMap<TaskId, Published>>,
+    /// When a lag was last told, by source and partition.
+    told: Mutex<BTreeMap<[String; 2], u64>>,
 }
 
 /// How far the reading of source partitions is.
@@ -150,6 +155,7 @@ impl Metrics {
             )?,
             registry,
             published: Mutex::new(BTreeMap::new()),
+            told: Mutex::new(BTreeMap::new()),
         })
     }
 
@@ -212,6 +218,7 @@ impl Metrics {
         for name in &gauges {
             gone(self.waiting.remove_label_values(&[stage, partition, name]));
             gone(self.watermark.remove_label_values(&[stage, partition, name]));
+            self.told().remove(&[name.clone(), partition.clone()]);
             self.sources.forget(&[name.as_str(), partition]);
         }
     }
@@ -230,6 +237,7 @@ impl Metrics {
     /// Publishes how far a source partition is behind; `None`: its end was not looked up yet.
     pub fn lag(&self, task: &TaskId, input: &TaskInput, end: Option<End>, now_ms: i64) {
         let labels = [input.name.as_str(), &task.partition.to_string()];
+        self.told().insert(labels.map(str::to_owned), clock::steady_ms());
         let lag = end.and_then(|end| {
             let End { offset, as_of_ms, head_timestamp_ms, .. } = end;
             let seen = Seen { next: input.next, end: offset, end_as_of_ms: as_of_ms, head_timestamp_ms };
@@ -252,8 +260,20 @@ impl Metrics {
         self.sources.hidden_seconds.with_label_values(&labels).set(hidden.for_ms as f64 / MILLIS_PER_SECOND);
     }
 
-    /// The text form, for a scrape.
+    fn told(&self) -> MutexGuard<'_, BTreeMap<[String; 2], u64>> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The text form, for a scrape. What a lane has not told for long is not known: it waits for brokers that do not
+    /// answer, and a number would stand for ever.
     pub fn render(&self) -> prometheus::Result<Vec<u8>> {
+        let now = clock::steady_ms();
+        for (labels, _) in self.told().iter().filter(|(_, told)| now.saturating_sub(**told) > LAG_KNOWN_MS) {
+            let labels = [labels[0].as_str(), labels[1].as_str()];
+            self.sources.lag_known.with_label_values(&labels).set(0);
+            gone(self.sources.lag_records.remove_label_values(&labels));
+            gone(self.sources.lag_seconds.remove_label_values(&labels));
+        }
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
         Ok(text)

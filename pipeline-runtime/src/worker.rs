@@ -10,7 +10,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, bail};
-use millrace_core::assignment::Assignment;
+use millrace_core::assignment::{Assignment, Placement};
 use millrace_core::control::{Change, Created, Incarnation, LaneId, Owner, PlanStamp, Record};
 use millrace_core::ids::{Generation, Offset, Timeline};
 use millrace_core::ownership::{ControlLog, Identity, Rules};
@@ -93,8 +93,8 @@ pub fn run(
     let Start { assignment, plan, watch } = start(config)?;
     let rotation = Rotation::watch(config.job.connection.clone(), Arc::clone(&config.reread), stop)?;
     let connection = config.job.connection.clone();
-    let mut worker =
-        Worker { config, metrics, stop, plan, connection, assignment, watch, lanes: Vec::new(), outcome: Ok(()) };
+    let (mistake, lanes, outcome) = (String::new(), Vec::new(), Ok(()));
+    let mut worker = Worker { config, metrics, stop, plan, connection, assignment, mistake, watch, lanes, outcome };
     let tended = worker.tend(&rotation, ready);
     stop.store(true, Ordering::Relaxed);
     rotation.join();
@@ -109,6 +109,8 @@ struct Worker<'a> {
     plan: PlanStamp,
     connection: Connection,
     assignment: Assignment,
+    /// What is wrong with the assignment's file.
+    mistake: String,
     watch: Watch,
     lanes: Vec<Running>,
     /// What ended the worker, if it was not told to stop.
@@ -181,10 +183,22 @@ impl Worker<'_> {
 
     fn follow_assignment(&mut self) -> anyhow::Result<()> {
         let Some(path) = &self.config.assignment else { return Ok(()) };
-        let found = read_assignment(path)?;
-        if found.generation > self.assignment.generation {
-            self.assignment = found;
-            self.share()?;
+        match read_assignment(path, &self.watch.topology) {
+            Ok(found) => {
+                self.mistake.clear();
+                if found.generation > self.assignment.generation {
+                    self.assignment = found;
+                    self.share()?;
+                }
+            }
+            // Said once. What runs goes on: whoever wrote it may correct it.
+            Err(error) => {
+                let mistake = format!("{error:#}");
+                if mistake != self.mistake {
+                    tracing::error!(mistake, "the assignment cannot be used, and the last one stays");
+                    self.mistake = mistake;
+                }
+            }
         }
         Ok(())
     }
@@ -310,7 +324,7 @@ fn start(config: &WorkerConfig) -> anyhow::Result<Start> {
     let newest = known.newest_plan();
     let (assignment, number) = match &config.assignment {
         Some(path) => {
-            let assignment = read_assignment(path)?;
+            let assignment = read_assignment(path, &topology)?;
             let number = assignment.plan;
             (assignment, number)
         }
@@ -349,9 +363,22 @@ fn plan_fingerprint(plan: &Plan) -> anyhow::Result<u64> {
     Ok(millrace_plan::state::fnv1a(&text))
 }
 
-fn read_assignment(path: &Path) -> anyhow::Result<Assignment> {
+/// An assignment of tasks that there are.
+fn read_assignment(path: &Path, topology: &Topology) -> anyhow::Result<Assignment> {
     let text = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
-    serde_json::from_slice(&text).with_context(|| format!("read {}", path.display()))
+    let found: Assignment = serde_json::from_slice(&text).with_context(|| format!("read {}", path.display()))?;
+    let is_there =
+        |p: &&Placement| topology.tasks.get(&p.stage).is_some_and(|count| (0..*count).contains(&p.partition.0));
+    let strange = found.tasks.iter().filter(|p| !is_there(p));
+    let strange: Vec<String> = strange.map(|p| format!("{}/{}", p.stage, p.partition)).collect();
+    if !strange.is_empty() {
+        bail!(
+            "{}: the pipeline has no task {}; `millrace explain` lists the stages",
+            path.display(),
+            strange.join(", ")
+        );
+    }
+    Ok(found)
 }
 
 fn log_config(config: &WorkerConfig, connection: &Connection, lane: LaneId) -> KafkaLogConfig {

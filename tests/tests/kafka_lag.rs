@@ -38,7 +38,7 @@ fn wait_values(worker: &Worker, metric: &str, expected: &[(i32, f64)]) {
         seen = values(worker, metric, "orders");
         Ok(seen == expected)
     })
-    .unwrap_or_else(|_| panic!("{metric}: {seen:?}, expected {expected:?}"));
+    .unwrap_or_else(|_| panic!("{metric}: {seen:?}, expected {expected:?}\n{}", worker.log()));
 }
 
 /// Somebody who writes orders in transactions.
@@ -129,6 +129,13 @@ fn cases_10_and_17_a_task_that_moves_takes_its_series_along() {
     let path = file.display().to_string();
     story.generate(5);
     let mut first = story.worker("first", &["--worker", "0", "--assignment", &path]).unwrap();
+    // A task that there is not is a mistake, and moves nothing.
+    let strange =
+        r#"{"generation": 9, "plan": 1, "tasks": [{"stage": "joined", "partition": 7, "worker": 0, "lane": 0}]}"#;
+    first.wait_ready().unwrap();
+    std::fs::write(&file, strange).unwrap();
+    wait::until("the mistake", DEADLINE, || Ok(first.log().contains("the pipeline has no task joined/7"))).unwrap();
+    assign(1, [0, 0]);
     let mut second = story.worker("second", &["--worker", "1", "--assignment", &path]).unwrap();
     first.wait_ready().unwrap();
     wait_values_of(&first, &[0, 1]);
