@@ -15,8 +15,6 @@ use crate::clock;
 use crate::engine::task::{Task, TaskInput};
 use crate::log::End;
 
-/// A lag that was told longer ago is not known.
-const LAG_KNOWN_MS: u64 = 10_000;
 const MILLIS_PER_SECOND: f64 = 1e3;
 const MICROS_PER_SECOND: f64 = 1e6;
 
@@ -268,7 +266,7 @@ impl Metrics {
     /// answer, and a number would stand for ever.
     pub fn render(&self) -> prometheus::Result<Vec<u8>> {
         let now = clock::steady_ms();
-        for (labels, _) in self.told().iter().filter(|(_, told)| now.saturating_sub(**told) > LAG_KNOWN_MS) {
+        for (labels, _) in self.told().iter().filter(|(_, told)| now.saturating_sub(**told) > lag::KNOWN_MS as u64) {
             let labels = [labels[0].as_str(), labels[1].as_str()];
             self.sources.lag_known.with_label_values(&labels).set(0);
             gone(self.sources.lag_records.remove_label_values(&labels));

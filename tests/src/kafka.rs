@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Context;
@@ -23,6 +24,12 @@ use crate::{Outcome, Rec, Ride, Topics, run_to_end, scratch};
 const OUTPUT_PARTITIONS: i32 = 2;
 /// Every so many lives the process comes back without its local state, as a pod on another machine does.
 const LIVES_PER_DISK: usize = 3;
+
+/// One broker for all tests of a process. The harness ends it with the process.
+pub fn shared() -> &'static Kafka {
+    static KAFKA: OnceLock<Kafka> = OnceLock::new();
+    KAFKA.get_or_init(|| Kafka::single().expect("a broker starts"))
+}
 
 /// What each life of a lane is told.
 pub fn log_config(kafka: &Kafka, plan: &Plan) -> KafkaLogConfig {

@@ -4,6 +4,7 @@
 //! A change is acknowledged before any order with an event time at or after it is written. So the answer does not depend
 //! on when anything arrives, nor on what happened to the job.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -270,6 +271,17 @@ impl Story {
             wrong.len(),
             &wrong[..wrong.len().min(5)]
         );
+        Ok(())
+    }
+
+    /// What is there is a part of the model's answer, each row once.
+    pub fn check_part(&self) -> anyhow::Result<()> {
+        let rows = self.rows()?;
+        let expected: BTreeSet<String> = self.expected.lock().expect("no test panics").iter().cloned().collect();
+        let seen: BTreeSet<&String> = rows.iter().collect();
+        ensure!(seen.len() == rows.len(), "{} rows came out twice", rows.len() - seen.len());
+        let wrong = seen.into_iter().find(|row| !expected.contains(*row));
+        ensure!(wrong.is_none(), "a row that is wrong: {wrong:?}");
         Ok(())
     }
 

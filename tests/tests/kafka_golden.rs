@@ -1,17 +1,9 @@
 //! The examples' cases on a real broker: the same records as on the embedded log.
 
-use std::path::Path;
-use std::sync::OnceLock;
-
-use millrace_kafka_harness::Kafka;
 use millrace_tests::kafka::run_case;
+use millrace_tests::kafka::shared as kafka;
 use millrace_tests::plan;
-
-/// One broker for all tests of this file. The harness ends it with the process.
-fn kafka() -> &'static Kafka {
-    static KAFKA: OnceLock<Kafka> = OnceLock::new();
-    KAFKA.get_or_init(|| Kafka::single().expect("a broker starts"))
-}
+use std::path::Path;
 
 fn check(example: &str) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples").join(example);

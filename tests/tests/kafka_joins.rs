@@ -1,12 +1,11 @@
 //! Joins on a real broker, through any number of deaths of the lane: what a `read_committed` reader sees is the naive
 //! model's answer, record for record.
 
-use std::sync::OnceLock;
-
 use millrace_core::plan::Partitioner;
-use millrace_kafka_harness::Kafka;
 use millrace_tests::kafka::ride_on_kafka;
+use millrace_tests::kafka::shared as kafka;
 use millrace_tests::spec::{KEYED, Spec};
+use millrace_tests::story::Numbers;
 use millrace_tests::{Outcome, Rec, Ride, Topics, plan, ride, sorted_values};
 use serde_json::{Value, json};
 
@@ -14,24 +13,6 @@ const PARTITIONS: i32 = 3;
 const CUSTOMERS: u64 = 40;
 const CHANGES: usize = 300;
 const ORDERS: usize = 2_000;
-
-/// One broker for all tests of this file. The harness ends it with the process.
-fn kafka() -> &'static Kafka {
-    static KAFKA: OnceLock<Kafka> = OnceLock::new();
-    KAFKA.get_or_init(|| Kafka::single().expect("a broker starts"))
-}
-
-/// Numbers that are the same in every run (xorshift64).
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
-}
 
 struct Change {
     customer: u64,

@@ -9,15 +9,10 @@ use millrace_kafka_harness::{Kafka, Signal, wait};
 use millrace_runtime::log::kafka::{KafkaLog, KafkaLogConfig};
 use millrace_runtime::log::{Log, Outbox};
 use millrace_tests::kafka::log_config;
+use millrace_tests::kafka::shared as kafka;
 use millrace_tests::plan;
 use millrace_tests::story::{DEADLINE, Shape, Story, Worker, http};
 use serde_json::json;
-
-/// One broker for the tests of this file that leave it alone. The harness ends it with the process.
-fn kafka() -> &'static Kafka {
-    static KAFKA: OnceLock<Kafka> = OnceLock::new();
-    KAFKA.get_or_init(|| Kafka::single().expect("a broker starts"))
-}
 
 /// The values of a metric of a source, by partition.
 fn values(worker: &Worker, metric: &str, source: &str) -> BTreeMap<i32, f64> {

@@ -1,20 +1,13 @@
 //! What cannot be written never stops a lane: the row meets the error policy, or its task alone stops.
 
-use std::sync::OnceLock;
-
 use millrace_core::plan::Partitioner;
-use millrace_kafka_harness::{Kafka, Message, Record, wait};
+use millrace_kafka_harness::{Message, Record, wait};
+use millrace_tests::kafka::shared as kafka;
 use millrace_tests::story::{DEADLINE, Worker, http};
 use serde_json::{Value, json};
 
 const PARTITIONS: i32 = 2;
 const SMALL: &[(&str, &str)] = &[("max.message.bytes", "2000")];
-
-/// One broker for all tests of this file. The harness ends it with the process.
-fn kafka() -> &'static Kafka {
-    static KAFKA: OnceLock<Kafka> = OnceLock::new();
-    KAFKA.get_or_init(|| Kafka::single().expect("a broker starts"))
-}
 
 /// A pipeline that joins notes with people, and its topics.
 struct Case {

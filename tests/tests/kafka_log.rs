@@ -1,8 +1,6 @@
 //! The adapter against a real broker: what an epoch shows and when, what a second process under the same name does to
 //! the first, and where reading ends.
 
-use std::sync::OnceLock;
-
 use millrace_core::control::LaneId;
 use millrace_core::ids::{Offset, Partition, Timeline};
 use millrace_core::plan::StartFrom;
@@ -12,12 +10,7 @@ use millrace_runtime::log::kafka::{InternalTopics, KafkaLog, KafkaLogConfig};
 use millrace_runtime::log::{
     self, Assignment, CommitError, Header, InputId, InternalKind, Log, LogError, Outbox, TopicInfo,
 };
-
-/// One broker for all tests of this file; each has topics of its own. The harness ends it with the process.
-fn kafka() -> &'static Kafka {
-    static KAFKA: OnceLock<Kafka> = OnceLock::new();
-    KAFKA.get_or_init(|| Kafka::single().expect("a broker starts"))
-}
+use millrace_tests::kafka::shared as kafka;
 
 fn config(kafka: &Kafka, id: &str, outputs: &[&str]) -> KafkaLogConfig {
     KafkaLogConfig {

@@ -1,16 +1,8 @@
 //! `millrace run` on a real Kafka, under load, through what happens to processes: what a `read_committed` reader sees is
 //! the naive model's answer, each row once.
 
-use std::sync::OnceLock;
-
-use millrace_kafka_harness::Kafka;
+use millrace_tests::kafka::shared as kafka;
 use millrace_tests::story::{Numbers, Shape, Story};
-
-/// One broker for all tests of this file. The harness ends it with the process.
-fn kafka() -> &'static Kafka {
-    static KAFKA: OnceLock<Kafka> = OnceLock::new();
-    KAFKA.get_or_init(|| Kafka::single().expect("a broker starts"))
-}
 
 /// Kills of one run: 20 in CI.
 fn kills() -> usize {

@@ -1,16 +1,9 @@
 //! Topics that change under a running pipeline.
 
-use std::sync::OnceLock;
-
-use millrace_kafka_harness::{Kafka, Message, wait};
+use millrace_kafka_harness::{Message, wait};
+use millrace_tests::kafka::shared as kafka;
 use millrace_tests::story::{DEADLINE, Shape, Story, Worker, http};
 use serde_json::json;
-
-/// One broker for all tests of this file. The harness ends it with the process.
-fn kafka() -> &'static Kafka {
-    static KAFKA: OnceLock<Kafka> = OnceLock::new();
-    KAFKA.get_or_init(|| Kafka::single().expect("a broker starts"))
-}
 
 /// A pipeline without state: what it reads comes out as it is.
 struct Copying {

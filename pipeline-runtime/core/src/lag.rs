@@ -6,8 +6,8 @@
 
 use crate::ids::Offset;
 
-/// An end that was looked up longer ago is not known any more.
-const END_KNOWN_MS: i64 = 10_000;
+/// An end that was looked up longer ago is not known any more, nor is a lag that was told longer ago.
+pub const KNOWN_MS: i64 = 10_000;
 
 /// What a reader knows of a partition.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ pub struct Lag {
 
 /// `None`: it is not known.
 pub fn lag(seen: Seen, now_ms: i64) -> Option<Lag> {
-    if now_ms.saturating_sub(seen.end_as_of_ms) > END_KNOWN_MS {
+    if now_ms.saturating_sub(seen.end_as_of_ms) > KNOWN_MS {
         return None;
     }
     // A position may be ahead of an end that was looked up before it.
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn case_17_an_end_that_cannot_be_looked_up_is_soon_not_known_and_then_known_again() {
-        let old = Seen { end_as_of_ms: NOW - END_KNOWN_MS - 1, ..seen(3, 10, Some(NOW - 5)) };
+        let old = Seen { end_as_of_ms: NOW - KNOWN_MS - 1, ..seen(3, 10, Some(NOW - 5)) };
         assert_eq!(lag(old, NOW), None);
         assert_eq!(lag(Seen { end_as_of_ms: NOW, ..old }, NOW), known(7, 5));
     }

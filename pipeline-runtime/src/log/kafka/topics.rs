@@ -95,15 +95,9 @@ impl Admin {
     /// How long a topic keeps the deletes of keys, if it is compacted and loses nothing else. A topic whose configuration
     /// may not be read is not known to be compacted.
     pub fn tombstones_ms(&self, topic: &str) -> Result<Option<i64>, LogError> {
-        let asked = [ResourceSpecifier::Topic(topic)];
-        let what = format!("read the configuration of topic '{topic}'");
-        let answers = retrying(&what, || block_on(self.client.describe_configs(&asked, &options())))?;
-        let Some(Ok(resource)) = answers.into_iter().next() else { return Ok(None) };
-        let setting = |name: &str| resource.get(name).and_then(|e| e.value.clone());
-        if setting("cleanup.policy").as_deref() != Some("compact") {
-            return Ok(None);
-        }
-        Ok(setting("delete.retention.ms").and_then(|text| text.parse().ok()))
+        let Some(settings) = self.settings(&[topic])?.pop().flatten() else { return Ok(None) };
+        let compacted = settings.get("cleanup.policy").is_some_and(|policy| policy == "compact");
+        Ok(settings.get("delete.retention.ms").filter(|_| compacted).and_then(|text| text.parse().ok()))
     }
 
     /// Gives a topic of our own more partitions. One that has them is left as it is.

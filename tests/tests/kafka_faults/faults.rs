@@ -131,7 +131,6 @@ fn ends_with(mut worker: Worker, words: &[&str]) -> anyhow::Result<()> {
 }
 
 #[test]
-#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn brokers_that_are_killed_in_turn_cost_no_row() {
     let Alone { kafka, .. } = &alone();
     let mut story = Story::new(kafka, "kills", Shape::Repartitioned, 6).unwrap();
@@ -151,7 +150,6 @@ fn brokers_that_are_killed_in_turn_cost_no_row() {
 }
 
 #[test]
-#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn too_few_replicas_hold_the_output_up_until_they_are_back() {
     let Alone { kafka, .. } = &alone();
     let mut story = Story::new(kafka, "replicas", Shape::Aligned, 3).unwrap();
@@ -201,21 +199,18 @@ fn cut(kafka: &'static Kafka, proxy: &Proxy, name: &str, cut: Cut, resolution: &
 }
 
 #[test]
-#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn a_commit_that_was_done_and_not_answered_is_found_done() {
     let (kafka, _turn, proxy) = proxied();
     cut(kafka, &proxy, "unanswered", Cut::Answer, "resolution=Committed").unwrap();
 }
 
 #[test]
-#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn a_commit_that_never_arrived_is_found_not_done() {
     let (kafka, _turn, proxy) = proxied();
     cut(kafka, &proxy, "unheard", Cut::Request, "resolution=NotCommitted").unwrap();
 }
 
 #[test]
-#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn slow_brokers_cost_time_and_no_row() {
     let (kafka, _turn, proxy) = proxied();
     let mut story = Story::new(kafka, "slow", Shape::Aligned, 3).unwrap();
@@ -233,7 +228,6 @@ fn slow_brokers_cost_time_and_no_row() {
 }
 
 #[test]
-#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn an_outage_that_outlasts_a_transaction_ends_nothing() {
     let (kafka, _turn, proxy) = proxied();
     let mut story = Story::new(kafka, "outage", Shape::Repartitioned, 3).unwrap();
@@ -259,7 +253,6 @@ fn sleep_long(zombie: &Worker, mut meanwhile: impl FnMut() -> anyhow::Result<()>
 }
 
 #[test]
-#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn a_zombie_that_slept_longer_than_its_transaction_never_commits_under_its_old_number() {
     let (kafka, _turn) = shared();
     let mut story = Story::new(kafka, "zombie-same", Shape::Aligned, 3).unwrap();
@@ -279,7 +272,6 @@ fn a_zombie_that_slept_longer_than_its_transaction_never_commits_under_its_old_n
 }
 
 #[test]
-#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn a_zombie_that_slept_longer_than_its_transaction_never_commits_what_another_one_took() {
     let (kafka, _turn) = shared();
     let mut story = Story::new(kafka, "zombie-other", Shape::Repartitioned, 3).unwrap();
@@ -298,7 +290,6 @@ fn a_zombie_that_slept_longer_than_its_transaction_never_commits_what_another_on
 }
 
 #[test]
-#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn a_sleeper_whose_transaction_timed_out_goes_on_with_its_tasks() {
     let (kafka, _turn) = shared();
     let mut story = Story::new(kafka, "sleeper", Shape::Aligned, 3).unwrap();
@@ -358,7 +349,6 @@ fn late_marker(
 }
 
 #[test]
-#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn markers_that_come_late_are_waited_for() {
     let alone = alone();
     let proxy = Proxy::start(alone.kafka).unwrap();
@@ -382,7 +372,6 @@ fn changelog(kafka: &Kafka, story: &Story) -> anyhow::Result<String> {
 }
 
 #[test]
-#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn records_that_expired_before_they_were_read_are_an_error_that_names_them() {
     let (kafka, _turn) = shared();
     let mut story = Story::new(kafka, "expired", Shape::Aligned, 2).unwrap();
@@ -401,7 +390,6 @@ fn records_that_expired_before_they_were_read_are_an_error_that_names_them() {
 }
 
 #[test]
-#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn records_that_expired_under_a_running_worker_are_an_error_that_names_them() {
     let (kafka, _turn) = shared();
     let mut story = Story::new(kafka, "expired-live", Shape::Aligned, 2).unwrap();
@@ -418,34 +406,30 @@ fn records_that_expired_under_a_running_worker_are_an_error_that_names_them() {
     ends_with(worker, &["topic 'expired-live-orders' is gone", "the record at offset"]).unwrap();
 }
 
+/// Takes the positions away that a group shows, or sets one to where it is wrong.
+fn spoil(kafka: &Kafka, group: &str, topic: &str, round: usize) -> anyhow::Result<()> {
+    wait::until("the group's offsets", DEADLINE, || Ok(!kafka.group_offsets(group, topic)?.is_empty()))?;
+    match round {
+        // Kafka refuses it while a transaction of the worker holds offsets of the group.
+        0 => wait::until("the group to be deleted", DEADLINE, || Ok(kafka.delete_group(group).is_ok())),
+        1 => kafka.set_group_offset(group, topic, 0, 0),
+        _ => kafka.set_group_offset(group, topic, 0, kafka.end(topic, 0)? + 1_000),
+    }
+}
+
 #[test]
-#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn group_offsets_that_are_deleted_or_reset_change_nothing() {
     let (kafka, _turn) = shared();
     let mut story = Story::new(kafka, "groups", Shape::Aligned, 2).unwrap();
     let mut worker = begun(&mut story, 12, &[]).unwrap();
     let orders = story.topic("orders");
     let group = changelog(kafka, &story).unwrap().replace("-changelog", "");
-    let spoil = |story: &Story, round: usize| -> anyhow::Result<()> {
-        wait::until("the group's offsets", DEADLINE, || Ok(!kafka.group_offsets(&group, &orders)?.is_empty()))?;
-        match round % 3 {
-            // Kafka refuses it while a transaction of the worker holds offsets of the group.
-            0 => wait::until("the group to be deleted", DEADLINE, || Ok(kafka.delete_group(&group).is_ok()))?,
-            1 => kafka.set_group_offset(&group, &orders, 0, 0)?,
-            _ => kafka.set_group_offset(&group, &orders, 0, kafka.end(&orders, 0)? + 1_000)?,
-        }
-        goes_on(story)
-    };
     for round in 0..3 {
-        spoil(&story, round).unwrap();
+        spoil(kafka, &group, &orders, round).unwrap();
+        goes_on(&story).unwrap();
         worker.kill().unwrap();
         story.wait_written(100).unwrap();
-        let spoilt = match round {
-            0 => wait::until("the group to be deleted", DEADLINE, || Ok(kafka.delete_group(&group).is_ok())),
-            1 => kafka.set_group_offset(&group, &orders, 0, 0),
-            _ => kafka.set_group_offset(&group, &orders, 0, kafka.end(&orders, 0).unwrap() + 1_000),
-        };
-        spoilt.unwrap();
+        spoil(kafka, &group, &orders, round).unwrap();
         // Without the local state, too.
         worker = story.worker(&format!("state{round}"), &[]).unwrap();
         worker.wait_ready().unwrap();
@@ -455,7 +439,6 @@ fn group_offsets_that_are_deleted_or_reset_change_nothing() {
 }
 
 #[test]
-#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn where_to_start_from_is_asked_once() {
     let (kafka, _turn) = shared();
     let mut story = Story::new(kafka, "once", Shape::Aligned, 2).unwrap();
@@ -474,7 +457,6 @@ fn where_to_start_from_is_asked_once() {
 }
 
 #[test]
-#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn a_changelog_that_was_made_again_is_an_error_and_doubles_nothing() {
     let (kafka, _turn) = shared();
     let mut story = Story::new(kafka, "remade", Shape::Aligned, 2).unwrap();
@@ -493,7 +475,6 @@ fn a_changelog_that_was_made_again_is_an_error_and_doubles_nothing() {
 }
 
 #[test]
-#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn a_changelog_that_is_deleted_under_a_running_worker_is_an_error_and_doubles_nothing() {
     let (kafka, _turn) = shared();
     let mut story = Story::new(kafka, "deleted", Shape::Aligned, 2).unwrap();
@@ -502,21 +483,10 @@ fn a_changelog_that_is_deleted_under_a_running_worker_is_an_error_and_doubles_no
     kafka.delete_topic(&changelog).unwrap();
     ends_with(worker, &[changelog.as_str()]).unwrap();
     story.stop_generating().unwrap();
-    no_row_twice(&story).unwrap();
-}
-
-/// The output is a part of the model's answer.
-fn no_row_twice(story: &Story) -> anyhow::Result<()> {
-    let mut rows = story.rows()?;
-    let count = rows.len();
-    rows.sort();
-    rows.dedup();
-    ensure!(rows.len() == count, "{} rows came out twice", count - rows.len());
-    Ok(())
+    story.check_part().unwrap();
 }
 
 #[test]
-#[ignore = "takes minutes, nearly all of them waiting: `make test` runs it beside the others"]
 fn a_control_topic_that_is_gone_is_an_error_and_doubles_nothing() {
     let (kafka, _turn) = shared();
     let mut story = Story::new(kafka, "uncontrolled", Shape::Aligned, 2).unwrap();
@@ -528,5 +498,5 @@ fn a_control_topic_that_is_gone_is_an_error_and_doubles_nothing() {
     let words = ["holds records, but the control log does not know", "the control topic was deleted"];
     ends_with(story.worker("state", &[]).unwrap(), &words).unwrap();
     assert_eq!(story.rows().unwrap().len(), rows);
-    no_row_twice(&story).unwrap();
+    story.check_part().unwrap();
 }
