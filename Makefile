@@ -11,7 +11,7 @@ STEP := tests/setup/step.sh
 # RocksDB and Kafka sync their files at every start, and tests start many: in memory where that is possible.
 SCRATCH := $(if $(wildcard /dev/shm/.),/dev/shm,/tmp)
 # Tests on a real broker wait most of their time, so more of them run at once than there are cores.
-TEST_THREADS := 6
+TEST_THREADS := 4
 # One profile for everything, so that RocksDB and DataFusion are compiled once.
 CARGO_TEST := cargo test --locked --release --workspace
 

@@ -5,6 +5,8 @@
 #     tests/setup/tests.sh cargo test --workspace
 set -uo pipefail
 
+# An error says what was tried, and from where is of no help behind a page of frames.
+export RUST_BACKTRACE=0
 said=$(mktemp)
 trap 'rm -f "$said"' EXIT
 

@@ -23,6 +23,7 @@ pub struct Spec<'a> {
     pub join: &'a str,
     pub join_type: &'a str,
     pub dead_letter: bool,
+    pub commit_interval: &'a str,
 }
 
 /// Orders that are partitioned as the customers are.
@@ -43,6 +44,7 @@ impl Default for Spec<'_> {
             join: "temporalJoin:",
             join_type: "Left",
             dead_letter: false,
+            commit_interval: "100ms",
         }
     }
 }
@@ -50,7 +52,7 @@ impl Default for Spec<'_> {
 impl Spec<'_> {
     pub fn yaml(&self) -> String {
         let Self { name, bootstrap_servers, kafka, topics, order_key, customer, order_time, .. } = self;
-        let Self { table_key, table, join, join_type, .. } = self;
+        let Self { table_key, table, join, join_type, commit_interval, .. } = self;
         let dead_letter =
             if self.dead_letter { format!("deadLetter: {{kafka: {{topic: {topics}dead}}}}") } else { String::new() };
         format!(
@@ -93,6 +95,7 @@ spec:
       from: joined
       kafka: {{topic: {topics}out}}
       format: {{type: Json}}
+  delivery: {{commitInterval: {commit_interval}}}
   {dead_letter}
 "#
         )

@@ -22,7 +22,7 @@ use crate::scratch;
 use crate::spec::{KEYED, Spec};
 
 /// How long anything may take that happens within seconds on a quiet machine.
-pub const DEADLINE: Duration = Duration::from_secs(120);
+pub const DEADLINE: Duration = Duration::from_secs(240);
 const CUSTOMERS: u64 = 50;
 /// A look at the output reads all of it.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -74,6 +74,7 @@ pub struct Story {
     load: Option<Load>,
     /// Between two batches of orders.
     pub pace: Duration,
+    pub commit_interval: &'static str,
 }
 
 /// What the generator writes next.
@@ -148,6 +149,7 @@ impl Story {
             generator: None,
             load: None,
             pace: Duration::ZERO,
+            commit_interval: "100ms",
         };
         for topic in ["orders", "customers", "out"] {
             kafka.create_topic(&story.topic(topic), partitions, &[])?;
@@ -186,6 +188,7 @@ impl Story {
             // The last rows come out when no more follow for so long.
             order_time: ", maxOutOfOrderness: 0s, idleTimeout: 2s",
             table_key,
+            commit_interval: self.commit_interval,
             ..Spec::default()
         };
         spec.yaml()

@@ -354,6 +354,8 @@ fn markers_that_come_late_are_waited_for() {
     let proxy = Proxy::start(alone.kafka).unwrap();
     let mut story = Story::new(alone.kafka, "late", Shape::Aligned, 6).unwrap();
     story.pace = PACE;
+    // Long enough for all that lies in the topics, so that nothing comes after the commit whose marker is late.
+    story.commit_interval = "2s";
     let worker = proxied_worker(&story, &proxy, "state", &[]).unwrap();
     story.generate(9);
     goes_on(&story).unwrap();
