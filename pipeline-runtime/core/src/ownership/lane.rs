@@ -18,6 +18,7 @@ use std::mem;
 use super::{ControlLog, Rule, Rules, Start, StopReason};
 use crate::control::{Change, ClaimId, Incarnation, Key, LaneId, PlanStamp, Record};
 use crate::ids::{Epoch, Generation, Offset, TaskId};
+use crate::report::TaskState;
 
 /// What the engine reports. Actions of one kind complete in the order in which they were asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -203,6 +204,19 @@ impl Lane {
     /// The tasks that run here now.
     pub fn running(&self) -> impl Iterator<Item = &TaskId> {
         self.tasks.iter().filter(|(_, task)| task.phase == Phase::Running).map(|(id, _)| id)
+    }
+
+    /// How each task is that is here and stays.
+    pub fn states(&self) -> impl Iterator<Item = (&TaskId, TaskState)> {
+        self.tasks.iter().filter_map(|(id, task)| {
+            let state = match task.phase {
+                Phase::Idle { .. } | Phase::Claiming | Phase::Claimed(_) => TaskState::Waiting,
+                Phase::Tail { .. } | Phase::Suspended => TaskState::Restoring,
+                Phase::Running => TaskState::Running,
+                Phase::Finishing | Phase::Releasing => return None,
+            };
+            Some((id, state))
+        })
     }
 
     /// True when no task is here, nor on its way here or away.
