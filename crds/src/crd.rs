@@ -77,11 +77,9 @@ fn columns() -> Value {
     json!([
         column("Ready", "string", ".status.conditions[?(@.type==\"Ready\")].status"),
         column("Phase", "string", ".status.phase"),
-        column("Desired", "integer", ".spec.replicas"),
+        column("Desired", "integer", ".status.desiredReplicas"),
         column("Ready-Pods", "integer", ".status.readyReplicas"),
         column("Lag", "string", ".status.lag"),
-        column("Fresh-P99", "string", ".status.freshnessP99"),
-        column("Budget", "string", ".status.errorBudget"),
         column("Age", "date", ".metadata.creationTimestamp"),
         column("Message", "string", ".status.message"),
     ])

@@ -44,10 +44,9 @@ const OTHER_JOINS: &str = "use tableJoin or temporalJoin";
 /// Every path of the API that this version does not serve.
 pub const UNSERVED: &[Unserved] = &[
     row("spec", "slos", Passes::Empty, "leave slos out, and alert on the metrics of /metrics"),
-    row("spec", "desiredState", Passes::Only("Running"), "leave it out; to stop the pipeline, delete the object"),
     row("spec", "restore", Passes::Absent, "leave it out; the pipeline goes on from its own state"),
     row("spec", "hydrateFrom", Passes::Absent, "leave it out; the pipeline builds its state from its sources"),
-    row("spec", "deletionPolicy", Passes::Only("Retain"), "leave it out, and delete what stays by hand"),
+    row("spec", "deletionPolicy", Passes::AllBut("Savepoint"), "use Retain or Delete; Savepoint comes with savepoints"),
     row("spec.autoscaling", "mode", Passes::Only("Disabled"), "leave autoscaling out and set replicas"),
     row("spec.steps[]", "broadcastJoin", Passes::Absent, OTHER_JOINS),
     row("spec.steps[]", "lookupJoin", Passes::Absent, OTHER_JOINS),

@@ -105,9 +105,9 @@ pub enum DesiredState {
     /// It runs.
     #[default]
     Running,
-    /// It stops now and keeps everything. Not available in this version.
+    /// It stops now and keeps everything.
     Suspended,
-    /// It processes what is there, then stops. Not available in this version.
+    /// It processes what is there, then stops.
     Drained,
 }
 
@@ -178,6 +178,6 @@ pub enum DeletionPolicy {
     Retain,
     /// A last savepoint is taken, then they go. Not available in this version.
     Savepoint,
-    /// They go. Not available in this version.
+    /// They go.
     Delete,
 }

@@ -52,6 +52,10 @@ pub struct PipelineStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime_version: Option<String>,
 
+    /// The version that the chart offers, where it is another one. Take it with `spec.worker.version`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub available_version: Option<String>,
+
     /// Number of the applied plan; grows with each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan_number: Option<i64>,
