@@ -10,6 +10,8 @@ use millrace_crds::check::{self, Mistake};
 use millrace_crds::pipeline::Pipeline;
 use tracing_subscriber::EnvFilter;
 
+mod cleanup;
+mod compile;
 mod connection;
 mod diff;
 mod explain;
@@ -45,6 +47,10 @@ enum Command {
     Validate(validate::Args),
     /// Checks a pipeline against its Kafka, without disturbing anything, and prints every finding.
     Preflight(preflight::Args),
+    /// Compiles a pipeline from standard input, within limits: for the operator.
+    Compile(compile::Args),
+    /// Deletes what a pipeline made in Kafka: its own topics and groups. What it wrote to topics of the user stays.
+    Cleanup(preflight::Args),
     /// Prints the plan of a pipeline.
     Explain(explain::Args),
     /// Says what an edit of a pipeline does.
@@ -67,6 +73,18 @@ enum Failure {
 impl From<anyhow::Error> for Failure {
     fn from(error: anyhow::Error) -> Self {
         Self::Error(error)
+    }
+}
+
+impl Failure {
+    /// One line for each thing that is wrong.
+    fn lines(&self) -> Vec<String> {
+        match self {
+            Self::Mistakes(_, mistakes) => mistakes.iter().map(ToString::to_string).collect(),
+            Self::Said(lines) => lines.clone(),
+            Self::Reported => Vec::new(),
+            Self::Error(error) => vec![format!("{error:#}")],
+        }
     }
 }
 
@@ -95,6 +113,8 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Validate(args) => validate::run(&args),
         Command::Preflight(args) => preflight::run(&args),
+        Command::Compile(args) => compile::run(&args),
+        Command::Cleanup(args) => cleanup::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Test(args) => test::run(&args),
@@ -131,6 +151,13 @@ fn document(file: &Path) -> Result<serde_json::Value, Failure> {
 /// Reads and checks the shape of a pipeline.
 fn pipeline(file: &Path) -> Result<Pipeline, Failure> {
     check::parse(&document(file)?).map_err(|mistakes| Failure::Mistakes(file.to_owned(), mistakes))
+}
+
+/// The plan of a pipeline: the stored one, as it is, or compiled.
+fn plan(file: &Path, pipeline: &Pipeline, stored: Option<&Path>) -> Result<millrace_core::plan::Plan, Failure> {
+    let Some(path) = stored else { return compile(file, pipeline) };
+    let text = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
+    Ok(compile::stored(&text).with_context(|| format!("read {}", path.display()))?)
 }
 
 /// Compiles a pipeline; warnings go to the log.

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use millrace_core::epoch::{
     ApplyPermit, CommitOutcome, Delivery, LaneEpoch, Limit, Loss, Next, OutOfOrder, Phase, TIMERS,
 };
-use millrace_core::ids::{Epoch, Generation, TaskId, Timeline};
+use millrace_core::ids::{Epoch, Generation, Offset, Partition, TaskId, Timeline};
 use millrace_core::plan::{InputFrom, Plan, Stage};
 
 use crate::clock;
@@ -150,6 +150,33 @@ impl<E: Into<EngineError>> From<E> for Trouble {
     }
 }
 
+/// Everything that is there shall come out, and nothing after it.
+struct Drain {
+    /// When it began: only ends that were looked up since count.
+    since_ms: i64,
+    /// Where each partition of a source ended then, and when exactly that was.
+    ends: BTreeMap<(String, Partition), (Offset, i64)>,
+}
+
+impl Drain {
+    /// Where an input of a task ends. Rows between stages have no end but what their writers say.
+    fn end(&self, task: &Task, input: usize) -> Option<Offset> {
+        self.ends.get(&(task.inputs[input].topic.clone(), task.id.partition)).map(|(offset, _)| *offset)
+    }
+
+    /// The end of a source's partition as its task shall see it.
+    fn bound(&mut self, topic: &str, partition: Partition, end: End) -> End {
+        let key = (topic.to_owned(), partition);
+        if end.as_of_ms > self.since_ms {
+            self.ends.entry(key.clone()).or_insert((end.offset, end.as_of_ms));
+        }
+        match self.ends.get(&key) {
+            Some((offset, as_of_ms)) => End { offset: *offset, as_of_ms: *as_of_ms, ended: true, ..end },
+            None => end,
+        }
+    }
+}
+
 struct Route {
     slot: usize,
     input: usize,
@@ -178,6 +205,7 @@ pub struct Engine<L> {
     /// Why records were refused last.
     refusal: String,
     outbox: Outbox,
+    drain: Option<Drain>,
     /// Since when something of the open epoch is with the log.
     open_since_ms: Option<u64>,
     /// When its commit was asked for.
@@ -249,6 +277,7 @@ impl<L: Log> Engine<L> {
                 budget: config.budget.clone(),
                 state_dir: config.state_dir.join("tasks"),
                 waiting_rows_max: config.waiting_rows_max,
+                accepts: Vec::new(),
             },
             config,
             epoch: LaneEpoch::default(),
@@ -262,6 +291,7 @@ impl<L: Log> Engine<L> {
             failed: Vec::new(),
             refusal: String::new(),
             outbox: Outbox::default(),
+            drain: None,
             open_since_ms: None,
             asked_ms: None,
             sent_bytes: 0,
@@ -305,6 +335,33 @@ impl<L: Log> Engine<L> {
         }
         self.builder.topology = topology;
         Ok(())
+    }
+
+    /// State fingerprints (hex) of earlier plans whose state is taken up, for tasks that are built from now on.
+    pub fn set_accepts(&mut self, accepts: Vec<String>) {
+        self.builder.accepts = accepts;
+    }
+
+    /// From now on the sources end where they end now, until [`Engine::go_on`].
+    pub fn drain(&mut self) {
+        self.drain.get_or_insert_with(|| Drain { since_ms: clock::now_ms(), ends: BTreeMap::new() });
+        self.tasks.iter_mut().flatten().for_each(|task| task.heed_ends(true));
+    }
+
+    /// After a drain: what was said of the end is taken back. Every task is restored as after a loss; true if there was a
+    /// drain, and that is to be done.
+    pub fn go_on(&mut self) -> Result<bool, EngineError> {
+        if self.drain.take().is_none() {
+            return Ok(false);
+        }
+        self.suspend()?;
+        Ok(true)
+    }
+
+    /// True when all that was there has come out and is committed.
+    pub fn drained(&self) -> bool {
+        let done = |task: &Task| task.finished() && task.empty();
+        self.drain.is_some() && !self.due(now()) && self.running().all(done)
     }
 
     pub fn names(&self) -> &Names {
@@ -354,6 +411,7 @@ impl<L: Log> Engine<L> {
         }
         let resumed = task.resume(now(), &mut self.outbox);
         resumed.map_err(|error| of(&task.id, error))?;
+        task.heed_ends(self.log.bounded() || self.drain.is_some());
         self.metrics.totals(&task);
         self.metrics.running(&task.id, true);
         self.lag_unknown(&task);
@@ -432,6 +490,11 @@ impl<L: Log> Engine<L> {
         self.states.remove(id);
         self.stopped.remove(id);
         self.metrics.forget(id);
+    }
+
+    /// True for a task that was stopped by a fault of its own, and that has not left.
+    pub fn stopped(&self, id: &TaskId) -> bool {
+        self.stopped.contains_key(id)
     }
 
     /// Tasks that were stopped by a fault of their own.
@@ -640,16 +703,23 @@ impl<L: Log> Engine<L> {
 
     /// Takes one fetch, if there is one, and looks after the inputs' ends. True when there was something to read.
     fn turn(&mut self) -> Result<bool, Trouble> {
-        let (tasks, routes, epoch, finishing) = (&self.tasks, &self.routes, &self.epoch, &self.finishing);
+        let (tasks, routes, epoch) = (&self.tasks, &self.routes, &self.epoch);
+        let (finishing, drain) = (&self.finishing, &self.drain);
         let wanted = |id: InputId| {
             let route = routes.get(id.0)?.as_ref()?;
             let task = tasks[route.slot].as_ref()?;
             if !task.wants(route.input) || finishing.contains(&task.id) {
                 return None;
             }
+            // What follows the end was written by somebody who goes on already: it waits until we do.
+            if drain.is_some() && task.ended(route.input) {
+                return None;
+            }
+            let end = drain.as_ref().and_then(|drain| drain.end(task, route.input));
+            let below = task.below(route.input).min(end.unwrap_or(Offset(i64::MAX)));
             match epoch.limit(&task.id, route.input) {
-                Limit::Free => Some(task.below(route.input)),
-                Limit::Below(offset) => Some(offset.min(task.below(route.input))),
+                Limit::Free => Some(below),
+                Limit::Below(offset) => Some(offset.min(below)),
                 Limit::Nothing => None,
             }
         };
@@ -709,7 +779,8 @@ impl<L: Log> Engine<L> {
             if matches!(input.reader, task::Reader::Source(_)) {
                 let end = self.log.end(InputId(id))?;
                 self.metrics.lag(&task.id, input, Some(end), clock::now_ms());
-                ends[route.slot].push((route.input, end));
+                let bound = |drain: &mut Drain| drain.bound(&input.topic, task.id.partition, end);
+                ends[route.slot].push((route.input, self.drain.as_mut().map_or(end, bound)));
             }
         }
         let now = now();

@@ -11,6 +11,8 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::serve::Listener;
+use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 use crate::metrics::Metrics;
@@ -28,35 +30,44 @@ pub struct Server {
 }
 
 /// Starts serving at `address`; port 0 takes any free port.
-#[expect(clippy::disallowed_methods, reason = "the thread is joined when the server is dropped")]
 pub fn serve(address: SocketAddr, metrics: Arc<Metrics>, ready: Arc<AtomicBool>) -> anyhow::Result<Server> {
-    let listener = std::net::TcpListener::bind(address).with_context(|| format!("listen on {address}"))?;
-    listener.set_nonblocking(true).context("make the listener non-blocking")?;
-    let address = listener.local_addr().context("ask for the listener's address")?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start the server")?;
-    let (stop, stopped) = oneshot::channel();
     let router = Router::new()
         .route("/metrics", get(metrics_text))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readiness))
         .with_state(Arc::new(Shared { metrics, ready }));
+    start("http", address, router, |listener| listener)
+}
+
+/// Serves a router on a thread of its own, with the connections that `listener` makes of those to the address.
+#[expect(clippy::disallowed_methods, reason = "the thread is joined when the server is dropped")]
+pub fn start<L: Listener<Addr = SocketAddr>>(
+    name: &'static str,
+    address: SocketAddr,
+    router: Router,
+    listener: impl FnOnce(TcpListener) -> L + Send + 'static,
+) -> anyhow::Result<Server> {
+    let tcp = std::net::TcpListener::bind(address).with_context(|| format!("listen on {address}"))?;
+    tcp.set_nonblocking(true).context("make the listener non-blocking")?;
+    let address = tcp.local_addr().context("ask for the listener's address")?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start the server")?;
+    let (stop, stopped) = oneshot::channel();
     let serve = move || {
         runtime.block_on(async move {
-            let listener = match tokio::net::TcpListener::from_std(listener) {
-                Ok(listener) => listener,
-                Err(error) => return tracing::error!(%error, "metrics are not served"),
+            let tcp = match TcpListener::from_std(tcp) {
+                Ok(tcp) => tcp,
+                Err(error) => return tracing::error!(%error, name, "nothing is served"),
             };
             let shutdown = async move {
                 // Either a stop was sent or its sender is gone; both mean stop.
                 let _ = stopped.await;
             };
-            if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(shutdown).await {
-                tracing::error!(%error, "metrics are not served any more");
+            if let Err(error) = axum::serve(listener(tcp), router).with_graceful_shutdown(shutdown).await {
+                tracing::error!(%error, name, "nothing is served any more");
             }
         });
     };
-    let thread =
-        std::thread::Builder::new().name("http".to_owned()).spawn(serve).context("start the server's thread")?;
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(serve).context("start the server's thread")?;
     Ok(Server { address, stop: Some(stop), thread: Some(thread) })
 }
 

@@ -4,6 +4,7 @@
 
 pub mod cli;
 pub mod clock;
+pub mod control;
 pub mod engine;
 pub mod format;
 pub mod http;

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use millrace_core::event_time::{WATERMARK_MAX, WATERMARK_MIN};
-use millrace_core::ids::TaskId;
+use millrace_core::ids::{Partition, TaskId};
 use millrace_core::lag::{self, Lag, Seen};
+use millrace_core::report::{ErrorReport, SourceLag};
 use millrace_core::totals::DropReason;
 use prometheus::core::Collector;
 use prometheus::{Encoder, GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
@@ -17,6 +18,9 @@ use crate::log::End;
 
 const MILLIS_PER_SECOND: f64 = 1e3;
 const MICROS_PER_SECOND: f64 = 1e6;
+
+/// The lag that was last told, and when, by source and partition.
+type LagsTold = BTreeMap<[String; 2], (u64, Option<Lag>)>;
 
 pub struct Metrics {
     registry: Registry,
@@ -31,8 +35,9 @@ pub struct Metrics {
     task_running: IntGaugeVec,
     watermark: GaugeVec,
     published: Mutex<BTreeMap<TaskId, Published>>,
-    /// When a lag was last told, by source and partition.
-    told: Mutex<BTreeMap<[String; 2], u64>>,
+    told: Mutex<LagsTold>,
+    /// By topic and partition.
+    errors: Mutex<BTreeMap<(String, Partition), ErrorReport>>,
 }
 
 /// How far the reading of source partitions is.
@@ -154,6 +159,7 @@ impl Metrics {
             registry,
             published: Mutex::new(BTreeMap::new()),
             told: Mutex::new(BTreeMap::new()),
+            errors: Mutex::new(BTreeMap::new()),
         })
     }
 
@@ -169,6 +175,7 @@ impl Metrics {
 
     /// Publishes the committed totals of a task.
     pub fn totals(&self, task: &Task) {
+        self.note_errors(task);
         let partition = task.id.partition.to_string();
         let mut published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
         let Published { counters, gauges } = published.entry(task.id.clone()).or_default();
@@ -235,12 +242,12 @@ impl Metrics {
     /// Publishes how far a source partition is behind; `None`: its end was not looked up yet.
     pub fn lag(&self, task: &TaskId, input: &TaskInput, end: Option<End>, now_ms: i64) {
         let labels = [input.name.as_str(), &task.partition.to_string()];
-        self.told().insert(labels.map(str::to_owned), clock::steady_ms());
         let lag = end.and_then(|end| {
             let End { offset, as_of_ms, head_timestamp_ms, .. } = end;
             let seen = Seen { next: input.next, end: offset, end_as_of_ms: as_of_ms, head_timestamp_ms };
             lag::lag(seen, now_ms)
         });
+        self.told().insert(labels.map(str::to_owned), (clock::steady_ms(), lag));
         self.sources.lag_known.with_label_values(&labels).set(i64::from(lag.is_some()));
         match lag {
             Some(Lag { records, age_ms }) => {
@@ -258,7 +265,40 @@ impl Metrics {
         self.sources.hidden_seconds.with_label_values(&labels).set(hidden.for_ms as f64 / MILLIS_PER_SECOND);
     }
 
-    fn told(&self) -> MutexGuard<'_, BTreeMap<[String; 2], u64>> {
+    /// How far each source partition that is read here is behind.
+    pub fn lags(&self) -> Vec<SourceLag> {
+        let now = clock::steady_ms();
+        let lag = |([name, partition], (at, lag)): (&[String; 2], &(u64, Option<Lag>))| {
+            let lag = lag.filter(|_| now.saturating_sub(*at) <= lag::KNOWN_MS as u64);
+            SourceLag {
+                name: name.clone(),
+                partition: Partition(partition.parse().unwrap_or_default()),
+                lag_records: lag.map(|lag| lag.records),
+                lag_ms: lag.map(|lag| lag.age_ms),
+            }
+        };
+        self.told().iter().map(lag).collect()
+    }
+
+    /// Records that could not be used.
+    pub fn errors(&self) -> Vec<ErrorReport> {
+        self.errors.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    fn note_errors(&self, task: &Task) {
+        let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        for input in &task.inputs {
+            let Some((offset, code)) = input.failed else { continue };
+            let dropped = |reason| input.totals.dropped.get(&reason).copied().unwrap_or(0);
+            let partition = task.id.partition;
+            let count = dropped(DropReason::Skipped) + dropped(DropReason::DeadLettered);
+            let (topic, code) = (input.topic.clone(), code.to_owned());
+            let error = ErrorReport { code, topic: topic.clone(), partition, offset: offset.0, count };
+            errors.insert((topic, partition), error);
+        }
+    }
+
+    fn told(&self) -> MutexGuard<'_, LagsTold> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -266,7 +306,8 @@ impl Metrics {
     /// answer, and a number would stand for ever.
     pub fn render(&self) -> prometheus::Result<Vec<u8>> {
         let now = clock::steady_ms();
-        for (labels, _) in self.told().iter().filter(|(_, told)| now.saturating_sub(**told) > lag::KNOWN_MS as u64) {
+        for (labels, _) in self.told().iter().filter(|(_, (told, _))| now.saturating_sub(*told) > lag::KNOWN_MS as u64)
+        {
             let labels = [labels[0].as_str(), labels[1].as_str()];
             self.sources.lag_known.with_label_values(&labels).set(0);
             gone(self.sources.lag_records.remove_label_values(&labels));

@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use millrace_core::plan::{Emit, InputFrom, OperatorKind, Plan, Port, Stage, StateKind, StateLayout};
+use millrace_core::fingerprint::fnv1a;
+use millrace_core::plan::{Emit, Exchange, InputFrom, OperatorKind, Plan, Port, Stage, StateKind, StateLayout};
+use millrace_core::report::StateFit;
 use millrace_core::schema::Column;
 
 /// The layouts of a plan's state: for each stage its tables, then its joins with rows that wait.
@@ -70,12 +72,6 @@ pub fn fingerprint(layouts: &[StateLayout]) -> u64 {
     fnv1a(lines.concat().as_bytes())
 }
 
-/// FNV-1a with 64 bits. The constants are those of its authors; it is stable by definition, unlike the hashers of the
-/// standard library.
-pub fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
 fn line(layout: &StateLayout) -> String {
     let StateLayout { operator, kind, stage, key, value } = layout;
     format!("{stage:?} {operator:?} {kind:?} ({}) -> ({})\n", columns_text(key), columns_text(value))
@@ -133,5 +129,81 @@ pub fn fit(old: &StateLayout, new: &[StateLayout]) -> Fit {
     match strict.is_empty() {
         true => Fit::Kept,
         false => Fit::Lost(format!("its rows do not have ({}), which must not be null", names(&strict))),
+    }
+}
+
+/// Something of an old plan that a new one cannot just go on with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Misfit {
+    /// As a person calls it.
+    pub what: String,
+    /// The operator whose rows it is about, if it is about rows.
+    pub operator: Option<String>,
+    pub fit: Fit,
+}
+
+/// What of an old plan's state does not serve a new plan just as it is: rows, positions in topics, and rows between
+/// stages. State that nothing uses any more is no obstacle.
+pub fn misfits(old: &Plan, new: &Plan) -> Vec<Misfit> {
+    let rows = old.state.iter().filter_map(|layout| match fit(layout, &new.state) {
+        Fit::Lost(_) if new.state.iter().all(|l| l.operator != layout.operator) => None,
+        Fit::Kept => None,
+        fit => Some(Misfit { what: layout.operator.clone(), operator: Some(layout.operator.clone()), fit }),
+    });
+    let topics = old.sources.iter().filter_map(|source| {
+        let now = new.source(&source.name).filter(|now| now.topic != source.topic)?;
+        let why = format!("it read topic '{}' and reads '{}' now", source.topic, now.topic);
+        Some(Misfit { what: format!("source '{}'", source.name), operator: None, fit: Fit::Lost(why) })
+    });
+    let positions = old.sources.iter().filter_map(|source| {
+        let (left, now) = (moved(old, new, &source.name)?, moved(new, old, &source.name)?);
+        let why = format!(
+            "its positions are those of stage '{left}', and stage '{now}' reads it now: it would be read from the start again"
+        );
+        Some(Misfit { what: format!("source '{}'", source.name), operator: None, fit: Fit::Lost(why) })
+    });
+    let between = old.exchanges.iter().filter_map(|exchange| {
+        let fit = between(exchange, new.exchange(&exchange.name))?;
+        Some(Misfit { what: format!("exchange '{}'", exchange.name), operator: None, fit })
+    });
+    rows.chain(topics).chain(positions).chain(between).collect()
+}
+
+/// The first stage that reads a source in one plan and not in another.
+fn moved<'a>(here: &'a Plan, there: &Plan, source: &str) -> Option<&'a str> {
+    let reads = |stage: &Stage| {
+        stage.inputs.iter().any(|input| matches!(&input.from, InputFrom::Source(name) if name == source))
+    };
+    let stage = here.stages.iter().find(|stage| reads(stage) && !there.stage(&stage.name).is_some_and(reads))?;
+    Some(&stage.name)
+}
+
+fn between(old: &Exchange, new: Option<&Exchange>) -> Option<Fit> {
+    match new {
+        None => Some(Fit::KeptIfEmpty("rows that are on their way through it would be lost".to_owned())),
+        Some(new) if new.key != old.key || new.stage != old.stage => {
+            Some(Fit::Lost("its rows would go to other tasks than those before them".to_owned()))
+        }
+        Some(new) if new.columns != old.columns => {
+            Some(Fit::KeptIfEmpty("rows that are on their way through it have other columns".to_owned()))
+        }
+        Some(_) => None,
+    }
+}
+
+/// Whether the state of an old plan serves a new one, in all.
+pub fn fit_of(old: &Plan, new: &Plan) -> StateFit {
+    let (mut lost, mut kept_if_empty) = (Vec::new(), Vec::new());
+    for Misfit { what, fit, .. } in misfits(old, new) {
+        match fit {
+            Fit::Kept => {}
+            Fit::KeptIfEmpty(why) => kept_if_empty.push(format!("{what}: {why}")),
+            Fit::Lost(why) => lost.push(format!("{what}: {why}")),
+        }
+    }
+    match (lost.is_empty(), kept_if_empty.is_empty()) {
+        (false, _) => StateFit::Lost { reasons: lost },
+        (true, false) => StateFit::KeptIfEmpty { reasons: kept_if_empty },
+        (true, true) => StateFit::Kept,
     }
 }

@@ -7,14 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, bail};
 use millrace_core::control::Owner;
-use millrace_core::plan::{Plan, StateLayout};
+use millrace_core::plan::Plan;
+use millrace_crds::mistake::Mistake;
 use millrace_crds::pipeline::Pipeline;
 use millrace_crds::unserved;
-use millrace_plan::state::{self, Fit};
+use millrace_plan::state::{self, Fit, Misfit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::connection::{connection, internal_topics};
-use super::{Failure, Outcome, compile, pipeline};
+use super::{Failure, Outcome, pipeline, plan};
+use crate::control::ControlConfig;
 use crate::engine::{BATCH_RECORDS, Engine, EngineConfig, Exit, WAITING_ROWS_MAX};
 use crate::http::{self, Server};
 use crate::log::file::{FileLog, FileLogConfig};
@@ -35,6 +37,9 @@ pub struct Args {
     /// The pipeline's file.
     #[arg(short, long)]
     file: PathBuf,
+    /// A plan that was compiled before, to be run as it is.
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
     /// The folder for state, to go on from after a stop or a crash; without it a temporary one.
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
@@ -54,6 +59,15 @@ pub struct Args {
     /// Which task runs where, as JSON; read again when it changes. Without it this worker runs all tasks.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["local", "lanes"], help_heading = "On Kafka")]
     assignment: Option<PathBuf>,
+    /// The uid of the cluster that the pipeline is in, which is a part of its identity.
+    #[arg(long, value_name = "UID", default_value = "", conflicts_with = "local", help_heading = "On Kafka")]
+    cluster: String,
+    /// Where the operator asks how the worker is and hands it assignments, over TLS.
+    #[arg(long, value_name = "ADDRESS", requires_all = ["assignment", "control_tls"], help_heading = "On Kafka")]
+    control: Option<SocketAddr>,
+    /// The folder with ca.crt, tls.crt and tls.key of that; read again when they change.
+    #[arg(long, value_name = "DIR", requires = "control", help_heading = "On Kafka")]
+    control_tls: Option<PathBuf>,
 
     /// Run on files in place of Kafka.
     #[arg(long, requires = "topics", help_heading = "On files")]
@@ -71,7 +85,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> Outcome {
     let pipeline = pipeline(&args.file)?;
-    let plan = Arc::new(compile(&args.file, &pipeline)?);
+    let plan = Arc::new(plan(&args.file, &pipeline, args.plan.as_deref())?);
     // Removed when the run ends.
     let temporary = tempfile::tempdir().context("make a temporary state folder")?;
     let state = args.state.clone().unwrap_or_else(|| temporary.path().to_owned());
@@ -94,7 +108,7 @@ pub fn run(args: Args) -> Outcome {
 
 /// Runs a worker on Kafka until it is told to stop.
 fn on_kafka(args: &Args, pipeline: &Pipeline, plan: Arc<Plan>, state: &Path, stop: &Arc<AtomicBool>) -> Outcome {
-    let job = job(pipeline, Arc::clone(&plan), args.secrets.as_deref())?;
+    let job = job(pipeline, Arc::clone(&plan), args.secrets.as_deref(), &args.cluster)?;
     let (kafka, secrets) = (pipeline.spec.kafka.clone(), args.secrets.clone());
     let config = WorkerConfig {
         job,
@@ -102,6 +116,7 @@ fn on_kafka(args: &Args, pipeline: &Pipeline, plan: Arc<Plan>, state: &Path, sto
         worker: args.worker,
         lanes: args.lanes,
         assignment: args.assignment.clone(),
+        control: args.control.zip(args.control_tls.clone()).map(|(address, dir)| ControlConfig { address, dir }),
         engine: EngineConfig {
             isolate: true,
             epoch_timeout_ms: Some(u64::from(TRANSACTION_TIMEOUT_MS)),
@@ -117,27 +132,32 @@ fn on_kafka(args: &Args, pipeline: &Pipeline, plan: Arc<Plan>, state: &Path, sto
 }
 
 /// A pipeline with its cluster, and the secrets to get there.
-pub fn job(pipeline: &Pipeline, plan: Arc<Plan>, secrets: Option<&Path>) -> Result<Job, Failure> {
+pub fn job(pipeline: &Pipeline, plan: Arc<Plan>, secrets: Option<&Path>, cluster: &str) -> Result<Job, Failure> {
     let kafka = &pipeline.spec.kafka;
     let connection = connection(kafka, secrets).map_err(Failure::Said)?;
-    if pipeline.spec.state.storage.is_some() {
-        return Err(Failure::Said(vec![
-            "spec.state.storage: snapshots are not available in this version; leave it out: state is rebuilt from the changelog".to_owned(),
-        ]));
+    if let Some(mistake) = not_on_kafka(pipeline) {
+        return Err(Failure::Said(vec![mistake.to_string()]));
     }
     let metadata = &pipeline.metadata;
     Ok(Job {
         owner: Owner {
-            cluster: String::new(),
+            cluster: cluster.to_owned(),
             namespace: metadata.namespace.clone(),
             name: metadata.name.clone(),
-            uid: String::new(),
+            uid: metadata.uid.clone().unwrap_or_default(),
         },
         adopt: metadata.annotations.get(ADOPT).is_some_and(|prefix| *prefix == plan.prefix),
         connection,
         internal: internal_topics(kafka),
         plan,
     })
+}
+
+/// What only a run on files does not mind.
+pub fn not_on_kafka(pipeline: &Pipeline) -> Option<Mistake> {
+    let hint = "leave it out: state is rebuilt from the changelog";
+    let storage = pipeline.spec.state.storage.as_ref();
+    storage.map(|_| Mistake::new("spec.state.storage", None, "snapshots are not available in this version", hint))
 }
 
 fn engine_config(plan: &Plan, state: &Path) -> EngineConfig {
@@ -198,27 +218,19 @@ fn stored_plan(state: &Path) -> anyhow::Result<Option<Plan>> {
     serde_json::from_str(&text).map(Some).with_context(|| format!("read {}", path.display()))
 }
 
-/// State belongs to the plan that wrote it: another plan may go on with it only where its layouts fit. State that
-/// nothing uses any more is no obstacle.
+/// State belongs to the plan that wrote it: another plan may go on with it only where it fits. Rows between stages are
+/// no matter here: a run on files ends when none are left.
 fn check_state_fits(old: &Plan, new: &Plan, engine: &Engine<FileLog>, dir: &Path) -> anyhow::Result<()> {
     let waiting = |operator: &str| {
         let totals = engine.running().flat_map(|task| task.totals());
         totals.filter(|(name, _)| name == operator).map(|(_, totals)| totals.waiting).sum::<u64>()
     };
-    let misfit = |layout: &StateLayout| match state::fit(layout, &new.state) {
+    let line = |Misfit { what, operator, fit }: Misfit| match fit {
         Fit::Kept => None,
-        Fit::KeptIfEmpty(why) => (waiting(&layout.operator) > 0).then(|| format!("{}: {why}", layout.operator)),
-        Fit::Lost(why) => {
-            let used = new.state.iter().any(|l| l.operator == layout.operator);
-            used.then(|| format!("{}: {why}", layout.operator))
-        }
+        Fit::KeptIfEmpty(why) => (waiting(&operator?) > 0).then(|| format!("{what}: {why}")),
+        Fit::Lost(why) => Some(format!("{what}: {why}")),
     };
-    let mut misfits: Vec<String> = old.state.iter().filter_map(misfit).collect();
-    for source in &old.sources {
-        if let Some(now) = new.source(&source.name).filter(|now| now.topic != source.topic) {
-            misfits.push(format!("source '{}' read topic '{}' and reads '{}' now", now.name, source.topic, now.topic));
-        }
-    }
+    let misfits: Vec<String> = state::misfits(old, new).into_iter().filter_map(line).collect();
     if !misfits.is_empty() {
         bail!(
             "the state in {} does not fit the pipeline any more; give another --state to begin anew:\n  {}",

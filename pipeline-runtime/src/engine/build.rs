@@ -13,6 +13,7 @@ use millrace_core::marker::{InputMark, MARKER_FORMAT, Marker};
 use millrace_core::plan::{
     self, InputFrom, OnError, OperatorKind, OutputTo, Plan, Port, Stage, StartFrom, StateKind, StateLayout,
 };
+use millrace_core::report::hex;
 use millrace_core::schema::Column;
 use millrace_core::totals::Totals;
 use millrace_plan::SqlError;
@@ -63,6 +64,8 @@ pub struct Builder {
     pub waiting_rows_max: usize,
     /// Tables whose topics are compacted, and how long those keep deletes, in milliseconds.
     pub compacted: BTreeMap<String, i64>,
+    /// State fingerprints (hex) of earlier plans whose state this plan goes on with.
+    pub accepts: Vec<String>,
 }
 
 /// What the control log says of a task's changelog.
@@ -149,6 +152,11 @@ impl Builder {
                 Some(mark) => {
                     go_on(input, mark, grows(&self.plan, stage))?;
                     if mark.own_changelog {
+                        // Columns that the earlier plan did not keep are in the topic: the table is as if it had been
+                        // kept by this plan from the start, whatever is left of the local state.
+                        if marker.as_ref().is_some_and(|m| m.state_fingerprint != self.plan.state_fingerprint) {
+                            input.next = Offset(0);
+                        }
                         self.rebuild(id, input, &mut task.state, log)?;
                     }
                 }
@@ -310,7 +318,10 @@ impl Builder {
             local = Local::of(id, local.state)?;
         }
         // On files the plan that wrote the state lies beside it, and was compared already.
-        let other = |marker: &Marker| marker.state_fingerprint != self.plan.state_fingerprint;
+        let other = |marker: &Marker| {
+            let fingerprint = marker.state_fingerprint;
+            fingerprint != self.plan.state_fingerprint && !self.accepts.contains(&hex(fingerprint))
+        };
         if known.is_some() && local.marker.as_ref().is_some_and(other) {
             return Err(BuildError::OtherState { task: id.clone() });
         }
@@ -425,6 +436,7 @@ impl Builder {
             idle_timeout_ms: source.event_time.as_ref().and_then(|e| e.idle_timeout_ms),
             last_record_ms: steady_ms,
             totals: Totals::default(),
+            failed: None,
         })
     }
 

@@ -39,6 +39,9 @@ const PARTIAL: u8 = 2;
 const BLOCK_BYTES: usize = 256 << 10;
 /// Progress alone is sent to a partition that was silent for so long.
 const SILENT_MS: u64 = 1000;
+/// That nothing follows is said again after so long: a reader that was restarted has forgotten it, and one that began its
+/// drain later has not heeded it.
+const ENDED_AGAIN_MS: u64 = 2_000;
 
 enum ExchangeKey {
     Internal { columns: Vec<usize>, encoder: KeyEncoder },
@@ -185,7 +188,8 @@ impl ExchangeWriter {
 fn progress_due(buffer: &Buffer, progress: Upstream, now_ms: u64) -> bool {
     let Some((sent, at)) = buffer.sent else { return true };
     let turned = (sent.idle, sent.ended, sent.level) != (progress.idle, progress.ended, progress.level);
-    turned || (sent != progress && now_ms.saturating_sub(at) >= SILENT_MS)
+    let silent_ms = now_ms.saturating_sub(at);
+    turned || (sent != progress && silent_ms >= SILENT_MS) || (progress.ended && silent_ms >= ENDED_AGAIN_MS)
 }
 
 fn send(
@@ -229,11 +233,14 @@ pub enum ExchangeError {
 /// The reading side.
 pub struct ExchangeReader {
     columns: Vec<Column>,
+    /// Where inputs go on after an end, as after a drain, a block that says so may be read long after it was true: then
+    /// it says only for when it was written.
+    pub heeds_ends: bool,
 }
 
 impl ExchangeReader {
     pub fn new(columns: &[Column]) -> Self {
-        Self { columns: columns.to_vec() }
+        Self { columns: columns.to_vec(), heeds_ends: false }
     }
 
     pub fn schema(&self) -> SchemaRef {
@@ -263,7 +270,7 @@ impl ExchangeReader {
                     watermark: i64::from_le_bytes(head[6..14].try_into().expect("eight bytes")),
                     complete_as_of_ms: i64::from_le_bytes(head[14..22].try_into().expect("eight bytes")),
                     idle: head[1] & IDLE != 0,
-                    ended: head[1] & ENDED != 0,
+                    ended: head[1] & ENDED != 0 && self.heeds_ends,
                     level: head[1] & LEVEL != 0,
                 };
                 clock.report(upstream as usize, said);

@@ -122,7 +122,7 @@ impl Flow {
         joins.min().unwrap_or(i64::MAX)
     }
 
-    fn waiting(&self) -> u64 {
+    pub fn waiting(&self) -> u64 {
         self.operators.iter().map(|o| o.totals.waiting).sum()
     }
 

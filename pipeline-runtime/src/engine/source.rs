@@ -91,6 +91,8 @@ pub struct Failures<'a> {
     pub outbox: &'a mut Outbox,
     pub dead_letters: Option<DeadLetters>,
     pub totals: &'a mut Totals,
+    /// The last of them, and its code.
+    pub last: &'a mut Option<(Offset, &'static str)>,
 }
 
 impl SourceReader {
@@ -212,12 +214,14 @@ impl SourceReader {
             _ if failures.again => Ok(()),
             (OnError::DeadLetter, Some(dead_letters)) => {
                 dead_letters.record(failures.outbox, origin, record, code, text);
+                *failures.last = Some((record.offset, *code));
                 failures.totals.drop_rows(DropReason::DeadLettered, 1);
                 Ok(())
             }
             (OnError::Skip, _) => {
                 tracing::debug!(topic, partition = %self.place.partition, offset = %record.offset, code, text, "skipped");
                 failures.totals.drop_rows(DropReason::Skipped, 1);
+                *failures.last = Some((record.offset, *code));
                 Ok(())
             }
             (OnError::Stop | OnError::DeadLetter, _) => Err(SourceError::Record {

@@ -79,6 +79,8 @@ pub struct TaskInput {
     pub last_record_ms: u64,
     /// Of the reading of a source.
     pub totals: Totals,
+    /// The last record that could not be used, and why.
+    pub failed: Option<(Offset, &'static str)>,
 }
 
 impl TaskInput {
@@ -187,7 +189,13 @@ impl Task {
             return Err(TaskError::Refused { topic, partition, offset: record.offset, why: why.to_owned() });
         };
         own.next = fetch.next;
-        let mut failures = Failures { again: false, outbox, dead_letters: self.dead_letters, totals: &mut own.totals };
+        let mut failures = Failures {
+            again: false,
+            outbox,
+            dead_letters: self.dead_letters,
+            totals: &mut own.totals,
+            last: &mut own.failed,
+        };
         Ok(reader.refuse(record, why, &mut failures)?)
     }
 
@@ -201,8 +209,13 @@ impl Task {
         let own = &mut self.inputs[input];
         let rows = match &mut own.reader {
             Reader::Source(reader) => {
-                let mut failures =
-                    Failures { again: false, outbox, dead_letters: self.dead_letters, totals: &mut own.totals };
+                let mut failures = Failures {
+                    again: false,
+                    outbox,
+                    dead_letters: self.dead_letters,
+                    totals: &mut own.totals,
+                    last: &mut own.failed,
+                };
                 let mut rows = reader.rows(fetch, &mut own.source_clock, &mut failures)?;
                 rows.watermark = own.clock.advance(0, rows.watermark);
                 rows
@@ -230,7 +243,8 @@ impl Task {
                 let mut uncounted = Totals::default();
                 let again = fetch.next <= own.counted;
                 let totals = if again { &mut uncounted } else { &mut own.totals };
-                let mut failures = Failures { again, outbox, dead_letters: self.dead_letters, totals };
+                let mut failures =
+                    Failures { again, outbox, dead_letters: self.dead_letters, totals, last: &mut own.failed };
                 let parts = reader.changes(fetch, &mut own.source_clock, &mut failures)?;
                 own.clock.advance(0, own.source_clock.watermark());
                 parts
@@ -344,6 +358,26 @@ impl Task {
                 Port::Operator(operator) => port = flow[operator],
             }
         }
+    }
+
+    /// Whether rows between stages end where their writers say so.
+    pub fn heed_ends(&mut self, heed: bool) {
+        for input in &mut self.inputs {
+            if let Reader::Exchange(reader) = &mut input.reader {
+                reader.heeds_ends = heed;
+            }
+        }
+    }
+
+    /// True for rows between stages that have ended.
+    pub fn ended(&self, input: usize) -> bool {
+        let input = &self.inputs[input];
+        matches!(input.reader, Reader::Exchange(_)) && input.clock.ended()
+    }
+
+    /// True when no row is left inside of an operator.
+    pub fn empty(&self) -> bool {
+        self.flow.waiting() == 0
     }
 
     fn ports(&self) -> Vec<Port> {

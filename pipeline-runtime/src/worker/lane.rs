@@ -3,14 +3,15 @@
 //! The core says what to do, in order; the engine runs the tasks that the core let run. Events go in, actions come out,
 //! and nothing here decides anything but when to try again.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use millrace_core::control::{Change, Incarnation, LaneId, PlanStamp};
 use millrace_core::ids::{Epoch, Generation, Offset, TaskId};
 use millrace_core::ownership::{self, Action, Event, ExitReason, Rules, StopReason};
+use millrace_core::report::{TaskReport, TaskState};
 
 use crate::clock;
 use crate::engine::build::Known;
@@ -41,6 +42,9 @@ pub struct Share {
     pub tasks: Vec<TaskId>,
     /// As the worker has last seen it.
     pub topology: Topology,
+    pub drain: bool,
+    /// See [`millrace_core::assignment::Assignment`].
+    pub accepts: Vec<String>,
 }
 
 /// What a lane is told while it runs.
@@ -50,6 +54,22 @@ pub enum Told {
     /// The cluster is to be reached in another way from now on.
     Connection(Connection),
 }
+
+/// What a lane tells its worker.
+#[derive(Clone, Debug, Default)]
+pub struct LaneState {
+    /// Of the last assignment that it has taken up.
+    pub generation: Generation,
+    /// Every task that was assigned runs.
+    pub ready: bool,
+    pub tasks: Vec<TaskReport>,
+    /// What stopped tasks.
+    pub messages: Vec<String>,
+    /// The generation whose drain is done.
+    pub drained: Option<Generation>,
+}
+
+pub type Shown = Arc<Mutex<LaneState>>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum LaneError {
@@ -86,10 +106,15 @@ pub struct Lane {
     later: Vec<(u64, Then)>,
     fence: Option<Fence>,
     told: Receiver<Told>,
-    /// Every task that was assigned runs.
-    ready: Arc<AtomicBool>,
+    shown: Shown,
     assigned: bool,
-    reasons: Vec<String>,
+    /// Of the last assignment.
+    generation: Generation,
+    /// Of the last assignment that drains.
+    draining: Option<Generation>,
+    drained: Option<Generation>,
+    /// Why tasks were stopped.
+    reasons: BTreeMap<TaskId, String>,
     last_follow_ms: u64,
 }
 
@@ -104,7 +129,7 @@ impl Lane {
         engine: Engine<KafkaLog>,
         control: ControlTopic,
         told: Receiver<Told>,
-        ready: Arc<AtomicBool>,
+        shown: Shown,
     ) -> Self {
         let core = ownership::Lane::new(identity.lane, identity.incarnation, identity.plan, Rules::ALL);
         Self {
@@ -116,9 +141,12 @@ impl Lane {
             later: Vec::new(),
             fence: None,
             told,
-            ready,
+            shown,
             assigned: false,
-            reasons: Vec::new(),
+            generation: Generation(0),
+            draining: None,
+            drained: None,
+            reasons: BTreeMap::new(),
             last_follow_ms: 0,
         }
     }
@@ -140,9 +168,8 @@ impl Lane {
                 }
                 self.act(action)?;
             }
-            self.ready.store(self.assigned && self.core.settled(), Ordering::Relaxed);
             if self.assigned && self.core.is_empty() && !leaving && !self.identity.managed {
-                let reasons = std::mem::take(&mut self.reasons);
+                let reasons = self.messages();
                 return Err(LaneError::NoTaskLeft { lane: self.identity.lane, reasons });
             }
             self.step()?;
@@ -179,8 +206,52 @@ impl Lane {
             self.tell(Event::Failed { task, committed });
         }
         for (task, error) in self.engine.take_faults() {
-            self.reasons.push(format!("{task}: {}", chain(&error)));
+            let why = chain(&error);
+            self.reasons.insert(task, why);
         }
+        Ok(())
+    }
+
+    fn messages(&self) -> Vec<String> {
+        self.reasons.iter().map(|(task, why)| format!("{task}: {why}")).collect()
+    }
+
+    fn show(&mut self) {
+        let settled = self.assigned && self.core.settled();
+        if self.draining.is_some() && settled && self.reasons.is_empty() && self.engine.drained() {
+            // Kept, though its writers say from time to time that nothing follows.
+            self.drained = self.draining;
+        }
+        let runs = |(id, _): &(&TaskId, TaskState)| !self.reasons.contains_key(*id);
+        let task =
+            |(id, state): (&TaskId, TaskState)| TaskReport { stage: id.stage.clone(), partition: id.partition, state };
+        let tasks = self.core.states().filter(runs).map(task).collect();
+        let (generation, messages, drained) = (self.generation, self.messages(), self.drained);
+        let state = LaneState { generation, ready: settled, tasks, messages, drained };
+        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = state;
+    }
+
+    fn share(&mut self, share: Share) -> Result<(), LaneError> {
+        let Share { generation, tasks, topology, drain, accepts } = share;
+        self.engine.set_topology(topology)?;
+        self.engine.set_accepts(accepts);
+        // A newer drain has newer ends, also where nothing was seen of what lay between the two.
+        let again = self.draining.is_some_and(|before| before < generation);
+        if (again || !drain) && self.engine.go_on()? {
+            self.lost();
+        }
+        if drain {
+            self.engine.drain();
+        }
+        self.assigned = true;
+        if self.generation < generation {
+            self.generation = generation;
+            self.drained = None;
+            let Self { reasons, engine, .. } = self;
+            reasons.retain(|task, _| engine.stopped(task));
+        }
+        self.draining = drain.then_some(generation);
+        self.tell(Event::Assigned { generation, tasks });
         Ok(())
     }
 
@@ -220,11 +291,7 @@ impl Lane {
     fn hear(&mut self) -> Result<(), LaneError> {
         while let Ok(told) = self.told.try_recv() {
             match told {
-                Told::Share(Share { generation, tasks, topology }) => {
-                    self.engine.set_topology(topology)?;
-                    self.assigned = true;
-                    self.tell(Event::Assigned { generation, tasks });
-                }
+                Told::Share(share) => self.share(share)?,
                 Told::Connection(connection) => self.reconnect(&connection)?,
             }
         }
@@ -259,6 +326,7 @@ impl Lane {
         }
         if now.saturating_sub(self.last_follow_ms) >= FOLLOW_MS {
             self.last_follow_ms = now;
+            self.show();
             let entries = self.control.read()?;
             self.read(entries);
         }
@@ -330,7 +398,7 @@ impl Lane {
             }
             Err(error) => {
                 tracing::error!(%task, error = chain(&error), "the task's state cannot be restored");
-                self.reasons.push(format!("{task}: {}", chain(&error)));
+                self.reasons.insert(task.clone(), chain(&error));
                 self.tell(Event::TailRefused(task));
             }
         }
@@ -350,7 +418,7 @@ impl Lane {
         self.engine.forget(task);
         if !why.is_empty() {
             tracing::warn!(%task, why, "task is given up");
-            self.reasons.push(format!("{task}: {why}"));
+            self.reasons.insert(task.clone(), why);
         }
     }
 }

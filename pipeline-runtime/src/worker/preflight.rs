@@ -6,9 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use millrace_core::control::{Created, Owner};
+use millrace_core::control::{Created, Owner, PlanStamp};
+use millrace_core::ids::Generation;
 use millrace_core::ownership::{ControlLog, Identity, Rules};
 use millrace_core::plan::{InputFrom, Plan, Source, StartFrom};
+use millrace_core::report::{PlanSeen, PreflightReport, hex};
 
 use super::{Job, STATE_FORMAT, TIMELINE, read_all};
 use crate::engine::topology::{Made, Names, Topology, missing, outputs};
@@ -29,6 +31,13 @@ pub struct Report {
     pub warnings: Vec<String>,
     /// What was looked at: what it is, its name, what it is like.
     pub seen: Vec<[String; 3]>,
+    /// The prefix is another pipeline's; it is among the errors too.
+    pub conflict: Option<String>,
+    /// Tasks of each stage.
+    pub stages: BTreeMap<String, i32>,
+    /// What the control log has.
+    pub highest_generation: Generation,
+    pub newest_plan: Option<PlanStamp>,
 }
 
 /// The errors of a report, as a worker ends with them.
@@ -104,7 +113,12 @@ pub fn check(job: &Job, depth: Depth) -> Result<Report, LogError> {
             report.errors.extend(strange(&topic.name, known.created(&topic.name), there, holds));
         }
     }
+    if let Some(known) = &known {
+        report.highest_generation = known.highest_generation();
+        report.newest_plan = known.newest_plan();
+    }
     if let Some(topology) = &topology {
+        report.stages.clone_from(&topology.tasks);
         starts(&job.plan, topology, &names, &own, &survey, &mut report)?;
     }
     Ok(report)
@@ -246,7 +260,9 @@ fn known(
         Some(_) => return Ok(None),
     }
     if let Identity::Conflict(owner) = known.identity(&job.owner, job.adopt) {
-        report.errors.push(conflict(&job.plan.prefix, &owner));
+        let text = conflict(&job.plan.prefix, &owner);
+        report.errors.push(text.clone());
+        report.conflict = Some(text);
     }
     if let Some(newest) = known.newest_plan().filter(|newest| newest.state_format > STATE_FORMAT) {
         let format = newest.state_format;
@@ -324,6 +340,11 @@ fn unreachable(source: &Source, partition: i32, offset: i64, count: i32, range: 
     }
 }
 
+/// A plan as reports show it.
+pub fn seen(plan: PlanStamp) -> PlanSeen {
+    PlanSeen { plan: plan.plan, fingerprint: hex(plan.fingerprint) }
+}
+
 fn lacks(rights: &BTreeSet<Right>, right: Right) -> bool {
     !rights.is_empty() && !rights.contains(&right)
 }
@@ -332,6 +353,18 @@ impl Report {
     /// Warnings let a pipeline run.
     pub fn pass(self) -> Result<(), Findings> {
         if self.errors.is_empty() { Ok(()) } else { Err(Findings(self.errors)) }
+    }
+
+    /// As an operator reads it.
+    pub fn told(self) -> PreflightReport {
+        PreflightReport {
+            errors: self.errors,
+            warnings: self.warnings,
+            conflict: self.conflict,
+            stages: self.stages,
+            highest_generation: self.highest_generation,
+            newest_plan: self.newest_plan.map(seen),
+        }
     }
 
     fn saw(&mut self, what: &str, name: &str, like: &str) {

@@ -10,6 +10,7 @@ use super::take;
 use crate::engine::topology::{Names, Topology};
 use crate::engine::{InternalTopic, internal_topics};
 use crate::log::kafka::KafkaLog;
+use crate::log::kafka::connection::Connection;
 use crate::log::kafka::control::ControlTopic;
 use crate::log::{Log, LogError};
 use crate::metrics::Metrics;
@@ -18,7 +19,7 @@ pub struct Watch {
     names: Names,
     log: KafkaLog,
     control: ControlTopic,
-    known: ControlLog,
+    pub known: ControlLog,
     pub topology: Topology,
     cluster: Option<String>,
 }
@@ -32,6 +33,22 @@ impl Watch {
     pub fn new(names: Names, log: KafkaLog, control: ControlTopic, known: ControlLog, topology: Topology) -> Self {
         let cluster = log.cluster_id();
         Self { names, log, control, known, topology, cluster }
+    }
+
+    /// Goes on with new clients.
+    pub fn reconnect(&mut self, connection: &Connection) -> Result<(), LogError> {
+        self.log.reconnect(connection)?;
+        self.control.reconnect(connection)
+    }
+
+    /// Takes up what has come to the control log. Brokers that do not answer are looked for again the next time.
+    pub fn read(&mut self) -> Result<(), LogError> {
+        match self.control.read() {
+            Ok(entries) => take(&mut self.known, entries),
+            Err(error) if error.passes() => tracing::debug!(%error, "the control log cannot be read"),
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     /// True when topics have grown. A topic that is gone or is another one is an error; brokers that do not answer are

@@ -1,10 +1,11 @@
 //! What edits do.
 
+use millrace_core::report::StateFit;
 use millrace_plan::diff::Class;
-use millrace_plan::state::Fit;
+use millrace_plan::state::{Fit, fit_of};
 use millrace_plan::{Diff, diff};
 
-use crate::pipeline;
+use crate::{compiled, pipeline};
 
 const STEPS: &str = include_str!("../golden/api-steps.yaml");
 const SQL: &str = include_str!("../golden/api-sql.yaml");
@@ -107,4 +108,52 @@ fn the_old_and_the_new_form_of_a_pipeline_can_be_compared() {
     let diff = diff(&pipeline(STEPS), &pipeline(SQL)).expect("both compile");
     let text = diff.to_string();
     assert!(text.contains("spec.sql"), "{text}");
+}
+
+fn fit(from: &str, to: &str) -> StateFit {
+    assert!(STEPS.contains(from), "the spec has no '{from}'");
+    fit_of(&compiled(STEPS).plan, &compiled(&STEPS.replace(from, to)).plan)
+}
+
+#[test]
+fn state_that_serves_a_new_plan_as_it_is_is_kept() {
+    assert_eq!(fit("amount > 0", "amount > 1"), StateFit::Kept);
+    assert_eq!(fit("late: JoinNow", "late: Drop"), StateFit::Kept);
+    assert_eq!(fit("retention: 7d", "retention: 8d"), StateFit::Kept);
+}
+
+#[test]
+fn rows_that_wait_in_a_join_or_between_stages_must_leave_before_they_lack_something() {
+    let StateFit::KeptIfEmpty { reasons } = fit("loyalty_tier]", "loyalty_tier, order_time]") else {
+        panic!("{:?}", fit("loyalty_tier]", "loyalty_tier, order_time]"));
+    };
+    assert!(reasons.iter().any(|why| why.starts_with("enriched: the rows that wait")), "{reasons:#?}");
+    assert!(reasons.iter().any(|why| why.starts_with("exchange")), "{reasons:#?}");
+}
+
+#[test]
+fn another_topic_key_or_name_of_a_stage_loses_what_the_old_one_had() {
+    for (from, to, why) in [
+        (
+            "topic: shop.public.customers",
+            "topic: customers",
+            "source 'customers': it read topic 'shop.public.customers'",
+        ),
+        (
+            "{name: loyalty_tier, type: STRING}",
+            "{name: loyalty_tier, type: INT}",
+            "table customers: 'loyalty_tier' was",
+        ),
+    ] {
+        let StateFit::Lost { reasons } = fit(from, to) else { panic!("{to}: {:?}", fit(from, to)) };
+        assert!(reasons.iter().any(|reason| reason.starts_with(why)), "{reasons:#?}");
+    }
+    let renamed = STEPS.replace("name: real_orders", "name: paid").replace("from: real_orders", "from: paid");
+    let StateFit::Lost { reasons } = fit_of(&compiled(STEPS).plan, &compiled(&renamed).plan) else {
+        panic!("the stage of the orders has another name");
+    };
+    assert!(
+        reasons.iter().any(|reason| reason.contains("'real_orders', and stage 'paid' reads it now")),
+        "{reasons:#?}"
+    );
 }

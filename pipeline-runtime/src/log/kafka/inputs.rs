@@ -181,7 +181,7 @@ impl Inputs {
         input.next = match (self.held.last(), input.buffer.is_empty()) {
             (_, true) => input.position,
             (Some(last), false) => last.offset() + 1,
-            (None, false) => input.next,
+            (None, false) => input.next.max(below.0),
         };
         let next = input.next;
         Some(Fetch { input: InputId(index), records: records(&self.held, &mut self.headers), next: Offset(next) })
@@ -309,7 +309,8 @@ impl Input {
     /// What the choice goes by. `None`: there is nothing to give below the offset.
     fn head(&self, below: Offset) -> Option<i64> {
         match self.buffer.front() {
-            Some(message) if message.offset() >= below.0 => None,
+            // Only markers and gaps may lie before it.
+            Some(message) if message.offset() >= below.0 => (below.0 > self.next).then_some(i64::MIN),
             Some(_) if self.internal || self.passed_over >= PASSED_OVER_MAX => Some(i64::MIN),
             Some(message) => Some(message.timestamp_ms().unwrap_or(i64::MIN)),
             // Only markers and gaps lie before the position.

@@ -12,6 +12,7 @@ use super::ending::end;
 use super::lookup::{ATTEMPT_MS, answer, retrying, unexpected, unknown_topic};
 use super::native::admin::{AdminQueue, Answer, PartitionOffset};
 use super::native::{Client, Event, Kind};
+pub use super::topics::Deleted;
 use super::topics::{self, Admin, Settings};
 use super::transactions::Transactions;
 use super::{InternalTopics, TRANSACTION_TIMEOUT_MS};
@@ -193,6 +194,21 @@ impl Survey {
     pub fn take(&self, transactional_id: &str) -> Result<(), LogError> {
         let config = self.connection.producer(transactional_id, TRANSACTION_TIMEOUT_MS, BATCH_BYTES_MAX);
         Transactions::initialise(&config, TRANSACTION_TIMEOUT_MS).map(Transactions::close)
+    }
+
+    /// The names of all topics that we may see.
+    pub fn all_topics(&self) -> Result<Vec<String>, LogError> {
+        self.admin.all_topics()
+    }
+
+    /// Deletes topics: true for one that was there, or why it could not be.
+    pub fn delete_topics(&self, names: &[String]) -> Result<Vec<Deleted>, LogError> {
+        self.admin.delete_topics(names)
+    }
+
+    /// Deletes groups: true for one that was there, or why it could not be.
+    pub fn delete_groups(&self, names: &[String]) -> Result<Vec<Deleted>, LogError> {
+        self.admin.delete_groups(names)
     }
 
     /// The command that creates a topic.

@@ -59,6 +59,9 @@ impl ClientContext for Logged {
 
 impl ConsumerContext for Logged {}
 
+/// A name, and whether it was there and is gone, or why it is not.
+pub type Deleted = (String, Result<bool, String>);
+
 /// The administrator's client, which lives while a lane starts.
 pub struct Admin {
     client: AdminClient<Logged>,
@@ -137,6 +140,33 @@ impl Admin {
         self.ask_to_create(name, kind, partitions, internal, &options().validate_only(true))
     }
 
+    /// The names of all topics that we may see.
+    pub fn all_topics(&self) -> Result<Vec<String>, LogError> {
+        let timeout = std::time::Duration::from_millis(REQUEST_MS);
+        let found = retrying("list topics", || self.client.inner().fetch_metadata(None, timeout))?;
+        Ok(found.topics().iter().map(|topic| topic.name().to_owned()).collect())
+    }
+
+    /// Deletes topics: true for one that was there, or why it could not be.
+    pub fn delete_topics(&self, names: &[String]) -> Result<Vec<Deleted>, LogError> {
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        let answers = retrying("delete topics", || block_on(self.client.delete_topics(&names, &options())))?;
+        Ok(answers.into_iter().map(|answer| deleted(answer, RDKafkaErrorCode::UnknownTopicOrPartition)).collect())
+    }
+
+    /// Deletes groups: true for one that was there, or why it could not be.
+    pub fn delete_groups(&self, names: &[String]) -> Result<Vec<Deleted>, LogError> {
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        let answers = retrying("delete groups", || block_on(self.client.delete_groups(&names, &options())))?;
+        Ok(answers.into_iter().map(|answer| deleted(answer, RDKafkaErrorCode::GroupIdNotFound)).collect())
+    }
+
     fn ask_to_create(
         &self,
         name: &str,
@@ -170,6 +200,14 @@ impl Admin {
             }
         }
         Ok(())
+    }
+}
+
+fn deleted(answer: Result<String, (String, RDKafkaErrorCode)>, gone: RDKafkaErrorCode) -> Deleted {
+    match answer {
+        Ok(name) => (name, Ok(true)),
+        Err((name, code)) if code == gone => (name, Ok(false)),
+        Err((name, code)) => (name, Err(code.to_string())),
     }
 }
 
