@@ -1,0 +1,75 @@
+//! What is to be done, as data. The shell carries actions out in their order and stops at the first that fails.
+
+use millrace_core::assignment::Assignment;
+use millrace_crds::pipeline::PipelineStatus;
+use serde_json::Value;
+
+/// One decision about one Pipeline.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Decision {
+    pub actions: Vec<Action>,
+    /// `None` where the status that is there is true.
+    pub status: Option<PipelineStatus>,
+    pub events: Vec<Event>,
+    /// Look again after so long, whatever happens meanwhile.
+    pub again_ms: Option<u64>,
+}
+
+/// A write. Each names what it was decided over, so that one that was decided over something older is refused.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Server-side apply of the fields that we own.
+    Put {
+        object: Value,
+        /// The resource version that was seen; `None` creates, and fails where there is such an object.
+        over: Option<String>,
+    },
+    Delete {
+        api_version: String,
+        kind: String,
+        name: String,
+        uid: String,
+    },
+    /// Certificates of the control API are made anew.
+    Certify(Certify),
+    /// The assignment goes to a worker at once; its file follows within a minute.
+    Push {
+        worker: u32,
+        address: String,
+        assignment: Assignment,
+    },
+    /// The whole list of the Pipeline's finalizers.
+    SetFinalizers {
+        finalizers: Vec<String>,
+        over: String,
+    },
+}
+
+/// What of the control API's certificates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Certify {
+    /// Authority and all that it signs; what the former one signed stays trusted until it ends.
+    Authority,
+    /// Only what the authority signs.
+    Leaves,
+}
+
+/// An Event of Kubernetes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    pub warning: bool,
+    /// One word.
+    pub reason: String,
+    /// One sentence.
+    pub note: String,
+}
+
+impl Event {
+    pub fn normal(reason: &str, note: impl Into<String>) -> Self {
+        Self { warning: false, reason: reason.to_owned(), note: note.into() }
+    }
+
+    pub fn warning(reason: &str, note: impl Into<String>) -> Self {
+        Self { warning: true, reason: reason.to_owned(), note: note.into() }
+    }
+}

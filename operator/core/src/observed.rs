@@ -1,0 +1,44 @@
+//! What the shell saw of one Pipeline: objects as the API server gives them, and what workers and the compiler said.
+
+use std::collections::BTreeMap;
+
+use millrace_core::report::{Compiled, WorkerReport};
+use serde_json::Value;
+
+/// Everything that a decision may depend on. Objects come from caches: each may be older than the others.
+#[derive(Clone, Debug, Default)]
+pub struct Observed {
+    /// The Pipeline.
+    pub pipeline: Value,
+    /// Every object with the Pipeline's label: StatefulSet, Pods, Jobs, ConfigMaps, Secrets (metadata only), and so on.
+    pub children: Vec<Value>,
+    /// Resource versions of the Secrets that the spec names; `None` where there is no such Secret.
+    pub secrets: BTreeMap<String, Option<String>>,
+    /// The namespace is being deleted: nothing can be created in it.
+    pub namespace_ends: bool,
+    /// What became of this spec. `Pending` while its shape is wrong or it was not compiled.
+    pub compilation: Compilation,
+    /// What the API server said of the pod template of this spec, on a dry run.
+    pub admission: Admission,
+    /// The newest answer of each worker that answers.
+    pub reports: BTreeMap<u32, WorkerReport>,
+    /// When live numbers were last written to the status, milliseconds since 1970.
+    pub live_written_ms: Option<i64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Compilation {
+    #[default]
+    Pending,
+    Done(Box<Compiled>),
+    /// The compiler did not answer within its bounds, and says why.
+    Failed(String),
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Admission {
+    #[default]
+    Untried,
+    Accepted,
+    Refused(String),
+}

@@ -1,0 +1,105 @@
+//! The objects that each example stands for, field by field. `UPDATE=1` rewrites the files; read the diff.
+
+#![expect(clippy::disallowed_methods, reason = "a test reads and writes its files")]
+
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use millrace_crds::check;
+use millrace_operator_core::assign::{Room, place};
+use millrace_operator_core::facts::{Applied, Placed};
+use millrace_operator_core::names::{CLEANUP, Names, PREFLIGHT};
+use millrace_operator_core::render::{Run, Source, lanes};
+use millrace_operator_core::settings::Settings;
+use serde_json::{Value, json};
+
+/// Any plan: what is in it, nobody here reads.
+const FINGERPRINT: &str = "00000000000000f1";
+
+fn settings() -> Settings {
+    let settings = json!({
+        "image": {"repository": "registry.example/millrace", "pullSecrets": ["registry"]},
+        "version": "1.2.3",
+        "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "1Gi"}},
+        "clusterId": "5ca1ab1e",
+    });
+    serde_json::from_value(settings).expect("settings")
+}
+
+fn objects(document: &Value) -> Vec<Value> {
+    let settings = settings();
+    let pipeline = check::parse(document).expect("an example is right");
+    let names = Names {
+        namespace: pipeline.metadata.namespace.clone(),
+        pipeline: pipeline.metadata.name.clone(),
+        uid: "0b1ec7".to_owned(),
+    };
+    let source = Source { names: &names, settings: &settings };
+    let (digest, connection) = source.connection(&document["spec"], &json!({}));
+    let spec = &pipeline.spec;
+    let run = Run { spec, version: "1.2.3", fingerprint: FINGERPRINT, connection: &digest };
+    let applied = Applied {
+        generation: 1,
+        // It stands in the connection, word for word.
+        spec: json!({}),
+        plan: 1,
+        fingerprint: FINGERPRINT.to_owned(),
+        state_fingerprint: "00000000000000f2".to_owned(),
+        accepts: Vec::new(),
+        version: "1.2.3".to_owned(),
+    };
+    let stages = [("joined".to_owned(), 3)].into();
+    let tasks = place(None, &stages, Room { workers: spec.replicas, lanes: lanes(spec, &settings) });
+    let assignment = millrace_core::assignment::Assignment {
+        generation: millrace_core::ids::Generation(1),
+        plan: 1,
+        tasks,
+        drain: false,
+        accepts: Vec::new(),
+    };
+    let placed = Placed {
+        fingerprint: FINGERPRINT.to_owned(),
+        stages,
+        workers: spec.replicas,
+        drained: false,
+        assignment: Some(assignment),
+    };
+    vec![
+        source.service_account(spec),
+        source.service(),
+        source.disruption_budget(),
+        source.network_policy(),
+        source.plan(FINGERPRINT, &json!({"any": "plan"})),
+        connection,
+        source.applied(&applied),
+        source.assignment(&placed),
+        source.stateful_set(&run, spec.replicas),
+        source.job(PREFLIGHT, PREFLIGHT, "00000000000000f3", 0, &run),
+        source.job(CLEANUP, CLEANUP, CLEANUP, 0, &run),
+    ]
+}
+
+fn compare(file: &Path, found: &str) {
+    if env::var_os("UPDATE").is_some() {
+        fs::write(file, found).expect("write the file");
+    }
+    let expected = fs::read_to_string(file).unwrap_or_default();
+    assert!(expected == found, "{} is out of date: run with UPDATE=1 and read the diff", file.display());
+}
+
+#[test]
+fn the_examples_stand_for_these_objects() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let examples = fs::read_dir(here.join("../../examples")).expect("examples");
+    let mut files: Vec<PathBuf> = examples.map(|entry| entry.expect("entry").path().join("pipeline.yaml")).collect();
+    files.retain(|file| file.exists());
+    files.sort();
+    assert!(files.len() >= 4, "{files:?}");
+    for file in files {
+        let text = fs::read_to_string(&file).expect("read an example");
+        let document: Value = serde_saphyr::from_str(&text).expect("YAML");
+        let name = document["metadata"]["name"].as_str().expect("a name").to_owned();
+        let text = format!("{:#}\n", Value::Array(objects(&document)));
+        compare(&here.join(format!("tests/objects/{name}.json")), &text);
+    }
+}
