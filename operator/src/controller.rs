@@ -1,0 +1,218 @@
+//! Watches, the queue, and the places that look at Pipelines.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures::{StreamExt, TryStreamExt};
+use kube::Client;
+use kube::api::{Api, ApiResource, DynamicObject, PartialObjectMeta, TypeMeta};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use millrace_core::report::CompileRequest;
+use millrace_operator_core::names::PIPELINE_LABEL;
+use millrace_operator_core::render;
+use tokio::sync::mpsc::Receiver;
+use tokio::task::JoinSet;
+
+use crate::apply::{CHILDREN, pipelines, resource};
+use crate::cache::{Cache, Change, Key, Subject};
+use crate::clock;
+use crate::metrics::Metrics;
+use crate::queue::{Lane, Queue, Taken};
+use crate::reconcile::Reconciler;
+
+/// Places that look at Pipelines. Most of a look is waiting for others.
+const PLACES: usize = 32;
+/// Of them, those that take nothing but edits.
+const PLACES_FOR_EDITS: usize = 8;
+/// The server ends a watch after so long, so that one that hangs is noticed.
+const WATCH_SECONDS: u32 = 200;
+const RETRY_FIRST: Duration = Duration::from_millis(500);
+const RETRY_MAX: Duration = Duration::from_secs(60);
+
+pub struct Controller {
+    pub client: Client,
+    /// Empty: all.
+    pub namespaces: Vec<String>,
+    pub cache: Arc<Cache>,
+    pub queue: Arc<Queue>,
+    pub reconciler: Arc<Reconciler>,
+    pub compilations: Receiver<(Key, CompileRequest)>,
+    pub metrics: Arc<Metrics>,
+    pub ready: Arc<AtomicBool>,
+}
+
+impl Controller {
+    /// Works until something of it ends, which is an error.
+    pub async fn run(mut self) -> anyhow::Result<()> {
+        let mut tasks = JoinSet::new();
+        self.watch(&mut tasks);
+        while !self.cache.is_level() {
+            clock::pause(20).await;
+            if let Some(ended) = tasks.try_join_next() {
+                return ended?;
+            }
+        }
+        self.ready.store(true, Ordering::Relaxed);
+        tracing::info!(pipelines = self.cache.pipelines().len(), "caches are filled");
+        for place in 0..PLACES {
+            let lanes: &'static [Lane] =
+                if place < PLACES_FOR_EDITS { &[Lane::Edit] } else { &[Lane::Edit, Lane::Routine] };
+            tasks.spawn(work(Arc::clone(&self.queue), Arc::clone(&self.reconciler), Arc::clone(&self.metrics), lanes));
+        }
+        let (queue, reconciler) = (Arc::clone(&self.queue), Arc::clone(&self.reconciler));
+        let mut children = JoinSet::new();
+        loop {
+            tokio::select! {
+                Some((key, request)) = self.compilations.recv() => {
+                    let (queue, compiler) = (Arc::clone(&queue), Arc::clone(&reconciler.compiler));
+                    children.spawn(async move {
+                        compiler.compile(&key, &request).await;
+                        queue.push(key, Lane::Edit, clock::instant());
+                    });
+                }
+                Some(_) = children.join_next() => {}
+                Some(ended) = tasks.join_next() => return ended?,
+            }
+        }
+    }
+
+    fn watch(&self, tasks: &mut JoinSet<anyhow::Result<()>>) {
+        let namespaces =
+            if self.namespaces.is_empty() { vec![None] } else { self.namespaces.iter().map(Some).collect() };
+        for namespace in namespaces {
+            let own = watcher::Config::default().timeout(WATCH_SECONDS);
+            let labelled = own.clone().labels(PIPELINE_LABEL);
+            self.watch_one(tasks, namespace, pipelines(), Subject::Pipelines, own.clone());
+            for (api_version, kind, plural) in CHILDREN {
+                let resource = resource(api_version, kind, plural);
+                self.watch_one(tasks, namespace, resource, Subject::Children, labelled.clone());
+            }
+            self.watch_one(tasks, namespace, resource("v1", "Secret", "secrets"), Subject::Secrets, own);
+        }
+    }
+
+    /// Each stream has a back-off of its own: one that is broken keeps no other from going on.
+    fn watch_one(
+        &self,
+        tasks: &mut JoinSet<anyhow::Result<()>>,
+        namespace: Option<&String>,
+        resource: ApiResource,
+        subject: Subject,
+        config: watcher::Config,
+    ) {
+        let types = TypeMeta { api_version: resource.api_version.clone(), kind: resource.kind.clone() };
+        let number = self.cache.register(subject);
+        let (cache, queue, metrics) = (Arc::clone(&self.cache), Arc::clone(&self.queue), Arc::clone(&self.metrics));
+        let client = self.client.clone();
+        let stream = match subject {
+            // The keys of other people's Secrets are none of ours.
+            Subject::Secrets => {
+                let api: Api<PartialObjectMeta<DynamicObject>> = match namespace {
+                    Some(namespace) => Api::namespaced_with(client, namespace, &resource),
+                    None => Api::all_with(client, &resource),
+                };
+                let whole = |partial: PartialObjectMeta<DynamicObject>| DynamicObject {
+                    types: None,
+                    metadata: partial.metadata,
+                    data: serde_json::json!({}),
+                };
+                watcher(api, config).map_ok(move |event| mapped(event, whole)).boxed()
+            }
+            Subject::Pipelines | Subject::Children => {
+                let api: Api<DynamicObject> = match namespace {
+                    Some(namespace) => Api::namespaced_with(client, namespace, &resource),
+                    None => Api::all_with(client, &resource),
+                };
+                watcher(api, config).boxed()
+            }
+        };
+        tasks.spawn(async move {
+            let mut stream = stream.default_backoff().boxed();
+            while let Some(event) = stream.next().await {
+                match event {
+                    // Items of a list do not say of which kind they are.
+                    Ok(event) => {
+                        let event = mapped(event, |object| DynamicObject { types: Some(types.clone()), ..object });
+                        let changes = cache.take(number, event);
+                        metrics.pipelines.set(cache.count() as i64);
+                        changes.into_iter().for_each(|change| push(&cache, &queue, change));
+                    }
+                    Err(error) => {
+                        metrics.watch_errors.inc();
+                        tracing::warn!(kind = types.kind, %error, "a watch broke and begins anew");
+                    }
+                }
+            }
+            anyhow::bail!("the watch of {} has ended", types.kind)
+        });
+    }
+}
+
+/// What a change asks for.
+fn push(cache: &Cache, queue: &Queue, change: Change) {
+    let now = clock::instant();
+    match change {
+        Change::Edit(key) => queue.push(key, Lane::Edit, now),
+        Change::Child(key) => queue.push(key, Lane::Routine, now),
+        Change::Secret(secret) => {
+            for key in cache.pipelines().into_iter().filter(|key| key.namespace == secret.namespace) {
+                if cache.pipeline(&key).is_some_and(|pipeline| names(&pipeline, &secret.name)) {
+                    queue.push(key, Lane::Routine, now);
+                }
+            }
+        }
+    }
+}
+
+/// Whether a Pipeline's spec names a Secret.
+fn names(pipeline: &serde_json::Value, secret: &str) -> bool {
+    serde_json::from_value(pipeline["spec"]["kafka"].clone())
+        .is_ok_and(|kafka| render::secrets(&kafka).iter().any(|name| name == secret))
+}
+
+fn mapped<A, B>(event: Event<A>, map: impl FnOnce(A) -> B) -> Event<B> {
+    match event {
+        Event::Apply(object) => Event::Apply(map(object)),
+        Event::Delete(object) => Event::Delete(map(object)),
+        Event::InitApply(object) => Event::InitApply(map(object)),
+        Event::Init => Event::Init,
+        Event::InitDone => Event::InitDone,
+    }
+}
+
+/// A place: takes the next Pipeline, looks at it, and says when it is due again. Failures are tried again ever more seldom.
+async fn work(
+    queue: Arc<Queue>,
+    reconciler: Arc<Reconciler>,
+    metrics: Arc<Metrics>,
+    lanes: &'static [Lane],
+) -> anyhow::Result<()> {
+    loop {
+        let Some(Taken { key, lane, since }) = queue.try_take(lanes, clock::instant()) else {
+            queue.wait(clock::instant()).await;
+            continue;
+        };
+        let began = clock::instant();
+        let name = if lane == Lane::Edit { "edit" } else { "routine" };
+        metrics.queue_seconds.with_label_values(&[name]).observe(began.saturating_duration_since(since).as_secs_f64());
+        let outcome = reconciler.reconcile(&key, lane).await;
+        let seconds = clock::instant().saturating_duration_since(began).as_secs_f64();
+        let word = if outcome.is_ok() { "ok" } else { "error" };
+        metrics.reconcile_seconds.with_label_values(&[word]).observe(seconds);
+        let again = match outcome {
+            Ok(again) => {
+                queue.succeeded(&key);
+                again
+            }
+            Err(error) => {
+                let wait = RETRY_FIRST.saturating_mul(1 << queue.failed(&key).min(7)).min(RETRY_MAX);
+                let error = format!("{error:#}");
+                tracing::warn!(%key, error, again_ms = wait.as_millis() as u64, "a look at a pipeline has failed");
+                Some(wait)
+            }
+        };
+        queue.done(&key, again, clock::instant());
+    }
+}

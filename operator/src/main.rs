@@ -1,0 +1,242 @@
+//! The operator: turns Pipelines into pods that run, and keeps them running.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, bail};
+use clap::{Parser, Subcommand};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::Api;
+use kube::runtime::events::{Recorder, Reporter};
+use kube::{Client, Config};
+use kube_lease_manager::LeaseManagerBuilder;
+use millrace_operator_core::names::FIELD_MANAGER;
+use millrace_operator_core::settings::Settings;
+use tracing_subscriber::EnvFilter;
+
+use crate::apply::Writer;
+use crate::cache::Cache;
+use crate::compile::Compiler;
+use crate::controller::Controller;
+use crate::metrics::Metrics;
+use crate::queue::Queue;
+use crate::reconcile::Reconciler;
+
+mod apply;
+mod cache;
+mod certificates;
+mod clock;
+mod compile;
+mod controller;
+mod hooks;
+mod http;
+mod metrics;
+mod queue;
+mod reconcile;
+mod workers;
+
+/// A leader that has not renewed its lease for so long is none any more.
+const LEASE_SECONDS: u64 = 15;
+/// It renews so long before that.
+const LEASE_GRACE_SECONDS: u64 = 5;
+/// Compilations that wait; beyond it they are asked for again later.
+const COMPILATIONS_MAX: usize = 1_000;
+
+/// Streaming pipelines on Kubernetes.
+#[derive(Parser)]
+#[command(name = "millrace-operator", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// Logs as JSON, one object a line.
+    #[arg(long, global = true)]
+    log_json: bool,
+    /// What to log, as in `info` or `millrace_operator=debug`.
+    #[arg(long, global = true, default_value = "info")]
+    log_level: String,
+    /// Look after these namespaces only, separated by commas. Without it: all.
+    #[arg(long, global = true, value_delimiter = ',', value_name = "NAMESPACES")]
+    watch_namespaces: Vec<String>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Runs the operator.
+    Run(RunArgs),
+    /// Ends with an error while there are Pipelines.
+    UninstallCheck {
+        /// Let those go that wait for an operator, instead.
+        #[arg(long)]
+        release_finalizers: bool,
+        /// What to do about them.
+        #[arg(long, value_name = "TEXT", default_value = "delete them first")]
+        advice: String,
+    },
+    /// Says whether the cluster serves our kinds, and whether an operator is ready.
+    SelfTest {
+        /// Where it says so.
+        #[arg(long, value_name = "URL")]
+        operator: String,
+    },
+}
+
+#[derive(clap::Args)]
+struct RunArgs {
+    /// The chart's settings, as YAML.
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Serve /metrics, /healthz and /readyz here.
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080")]
+    metrics: SocketAddr,
+    /// Where the lease is that says who leads. Without it this process acts without asking.
+    #[arg(long, value_name = "NAMESPACE")]
+    leader_election_namespace: Option<String>,
+    #[arg(long, value_name = "NAME", default_value = "millrace-operator")]
+    leader_election_name: String,
+    /// The runtime's binary, which compiles specs.
+    #[arg(long, value_name = "FILE", default_value = "millrace")]
+    millrace: String,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = match EnvFilter::try_new(&cli.log_level) {
+        Ok(filter) => filter,
+        Err(error) => {
+            eprintln!("error: --log-level {}: {error}", cli.log_level);
+            return ExitCode::from(2);
+        }
+    };
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if cli.log_json {
+        logs.json().init()
+    } else {
+        logs.with_target(false).init()
+    }
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match runtime.block_on(act(cli)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn act(cli: Cli) -> anyhow::Result<()> {
+    // Whoever needs TLS takes the same library.
+    let installed = rustls::crypto::ring::default_provider().install_default();
+    installed.map_err(|_| anyhow::anyhow!("another TLS library was chosen before"))?;
+    let config = Config::infer().await.context("find the API server")?;
+    let client = Client::try_from(config).context("connect to the API server")?;
+    match cli.command {
+        Command::Run(args) => run(client, args, cli.watch_namespaces).await,
+        Command::UninstallCheck { release_finalizers, advice } => {
+            hooks::uninstall(client, &cli.watch_namespaces, release_finalizers, &advice).await
+        }
+        Command::SelfTest { operator } => hooks::self_test(client, &operator).await,
+    }
+}
+
+async fn run(client: Client, args: RunArgs, namespaces: Vec<String>) -> anyhow::Result<()> {
+    let settings = settings(&args, &client).await?;
+    let identity = identity()?;
+    let (metrics, queue) = (Arc::new(Metrics::new().context("register metrics")?), Arc::new(Queue::default()));
+    let ready = Arc::new(AtomicBool::new(args.leader_election_namespace.is_some()));
+    let health = http::Health { metrics: Arc::clone(&metrics), queue: Arc::clone(&queue), ready: Arc::clone(&ready) };
+    let serving = http::serve(args.metrics, health);
+    let leading = async {
+        let mut lease = None;
+        if let Some(namespace) = &args.leader_election_namespace {
+            lease = Some(lead(&client, namespace, &args.leader_election_name, &identity).await?);
+        }
+        metrics.leader.set(1);
+        let (sender, compilations) = tokio::sync::mpsc::channel(COMPILATIONS_MAX);
+        let cache = Arc::new(Cache::default());
+        let reporter = Reporter { controller: FIELD_MANAGER.to_owned(), instance: Some(identity.clone()) };
+        let writer = Writer { client: client.clone(), recorder: Recorder::new(client.clone(), reporter) };
+        let compiler = Arc::new(Compiler::new(args.millrace.clone(), settings.compile));
+        let reconciler = Reconciler::new(settings, Arc::clone(&cache), writer, compiler, sender, Arc::clone(&metrics));
+        let reconciler = Arc::new(reconciler);
+        let controller =
+            Controller { client: client.clone(), namespaces, cache, queue, reconciler, compilations, metrics, ready };
+        tokio::select! {
+            ended = controller.run() => ended,
+            lost = until_lost(&mut lease) => lost,
+        }
+    };
+    tokio::select! {
+        ended = serving => ended,
+        ended = leading => ended,
+        stopped = stopped() => stopped,
+    }
+}
+
+async fn settings(args: &RunArgs, client: &Client) -> anyhow::Result<Settings> {
+    let text = tokio::fs::read_to_string(&args.config).await;
+    let text = text.with_context(|| format!("read {}", args.config.display()))?;
+    let mut settings: Settings =
+        serde_saphyr::from_str(&text).with_context(|| format!("read {}", args.config.display()))?;
+    if settings.cluster_id.is_empty() {
+        let namespaces: Api<Namespace> = Api::all(client.clone());
+        let system = namespaces.get("kube-system").await.context(
+            "find out which cluster this is: give clusterId where the namespace kube-system must not be read",
+        )?;
+        settings.cluster_id = system.metadata.uid.unwrap_or_default();
+    }
+    Ok(settings)
+}
+
+fn identity() -> anyhow::Result<String> {
+    let host = std::fs::read_to_string("/etc/hostname").unwrap_or_default();
+    let number = getrandom::u64().context("draw a random number")?;
+    Ok(format!("{}-{number:016x}", host.trim()))
+}
+
+type Lease = tokio::sync::watch::Receiver<bool>;
+
+/// Waits until this process is the leader.
+async fn lead(client: &Client, namespace: &str, name: &str, identity: &str) -> anyhow::Result<Lease> {
+    let manager = LeaseManagerBuilder::new(client.clone(), name)
+        .with_namespace(namespace)
+        .with_identity(identity)
+        .with_field_manager(identity)
+        .with_duration(LEASE_SECONDS)
+        .with_grace(LEASE_GRACE_SECONDS)
+        .build()
+        .await
+        .context("take the lease")?;
+    let (mut lease, _task) = manager.watch().await;
+    tracing::info!(identity, "waiting for the lease");
+    lease.wait_for(|leads| *leads).await.context("wait for the lease")?;
+    tracing::info!(identity, "this process leads");
+    Ok(lease)
+}
+
+/// Ends when this process leads no more. It must not act from then on, so the process ends with it.
+async fn until_lost(lease: &mut Option<Lease>) -> anyhow::Result<()> {
+    let Some(lease) = lease else { return std::future::pending().await };
+    drop(lease.wait_for(|leads| !*leads).await);
+    bail!("the lease was lost")
+}
+
+/// Ends when the process is told to.
+async fn stopped() -> anyhow::Result<()> {
+    let mut term =
+        tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()).context("listen to signals")?;
+    tokio::select! {
+        _ = term.recv() => {}
+        interrupted = tokio::signal::ctrl_c() => interrupted.context("listen to signals")?,
+    }
+    tracing::info!("told to stop; pipelines run on");
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! What the operator says about itself.
+
+use prometheus::{
+    Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
+};
+
+const SECONDS: [f64; 12] = [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+/// All metrics of the operator; names begin with `millrace_operator_`.
+pub struct Metrics {
+    registry: Registry,
+    /// By outcome: ok, error.
+    pub reconcile_seconds: HistogramVec,
+    /// From what asked for a look to its begin, by lane.
+    pub queue_seconds: HistogramVec,
+    /// By step: dereference, apply, status.
+    pub errors: IntCounterVec,
+    /// Events written, by reason.
+    pub transitions: IntCounterVec,
+    /// By kind of action.
+    pub writes: IntCounterVec,
+    pub compilations: IntCounter,
+    pub watch_errors: IntCounter,
+    pub pipelines: IntGauge,
+    pub queued: IntGauge,
+    pub leader: IntGauge,
+}
+
+impl Metrics {
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let registry = Registry::new_custom(Some("millrace_operator".to_owned()), None)?;
+        let histogram = |name: &str, help: &str, label: &str| {
+            let made = HistogramVec::new(HistogramOpts::new(name, help).buckets(SECONDS.to_vec()), &[label])?;
+            registry.register(Box::new(made.clone()))?;
+            Ok::<_, prometheus::Error>(made)
+        };
+        let counters = |name: &str, help: &str, label: &str| {
+            let made = IntCounterVec::new(Opts::new(name, help), &[label])?;
+            registry.register(Box::new(made.clone()))?;
+            Ok::<_, prometheus::Error>(made)
+        };
+        let counter = |name: &str, help: &str| {
+            let made = IntCounter::new(name, help)?;
+            registry.register(Box::new(made.clone()))?;
+            Ok::<_, prometheus::Error>(made)
+        };
+        let gauge = |name: &str, help: &str| {
+            let made = IntGauge::new(name, help)?;
+            registry.register(Box::new(made.clone()))?;
+            Ok::<_, prometheus::Error>(made)
+        };
+        Ok(Self {
+            reconcile_seconds: histogram("reconcile_seconds", "How long a look at a pipeline took.", "outcome")?,
+            queue_seconds: histogram("queue_seconds", "How long a pipeline waited for its look.", "lane")?,
+            errors: counters("errors_total", "Looks that failed, by step.", "step")?,
+            transitions: counters("transitions_total", "Changes of state, by reason.", "reason")?,
+            writes: counters("writes_total", "Writes to the API server, by action.", "action")?,
+            compilations: counter("compilations_total", "Specs that were compiled.")?,
+            watch_errors: counter("watch_errors_total", "Watches that broke and began anew.")?,
+            pipelines: gauge("pipelines", "Pipelines that are known.")?,
+            queued: gauge("queued", "Pipelines that wait for a look.")?,
+            leader: gauge("leader", "1 while this process is the one that acts.")?,
+            registry,
+        })
+    }
+
+    /// In Prometheus' text format.
+    pub fn render(&self) -> Result<String, prometheus::Error> {
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+}

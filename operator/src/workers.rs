@@ -1,0 +1,122 @@
+//! Talks to workers over their control API: HTTPS, and both sides show a certificate of the Pipeline's own authority.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use millrace_core::assignment::Assignment;
+use millrace_core::report::WorkerReport;
+use millrace_operator_core::names::WORKER_HOST;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsConnector;
+
+use crate::cache::Key;
+
+/// For a whole call. A worker that does not answer is unreachable, and is asked again at the next look.
+const CALL: Duration = Duration::from_secs(3);
+/// Longest report.
+const REPORT_BYTES_MAX: usize = 4 << 20;
+
+/// How a Pipeline's workers are talked to, by the version of its authority's Secret.
+#[derive(Default)]
+pub struct Clients(Mutex<HashMap<Key, (String, Arc<ClientConfig>)>>);
+
+/// PEM texts of the Secret with the authority.
+pub struct Identity {
+    pub version: String,
+    pub trusted: Vec<u8>,
+    pub certificate: Vec<u8>,
+    pub key: Vec<u8>,
+}
+
+impl Clients {
+    /// The client of a version of the Secret, if it was made already.
+    pub fn known(&self, key: &Key, version: &str) -> Option<Arc<ClientConfig>> {
+        let clients = self.0.lock().expect("nobody panics while it holds the lock");
+        clients.get(key).filter(|(of, _)| of == version).map(|(_, config)| Arc::clone(config))
+    }
+
+    pub fn make(&self, key: &Key, identity: &Identity) -> anyhow::Result<Arc<ClientConfig>> {
+        let config = Arc::new(config(identity).context("read the Secret of the control API's authority")?);
+        let mut clients = self.0.lock().expect("nobody panics while it holds the lock");
+        clients.insert(key.clone(), (identity.version.clone(), Arc::clone(&config)));
+        Ok(config)
+    }
+
+    pub fn forget(&self, key: &Key) {
+        self.0.lock().expect("nobody panics while it holds the lock").remove(key);
+    }
+}
+
+fn config(identity: &Identity) -> anyhow::Result<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&identity.trusted) {
+        roots.add(certificate?)?;
+    }
+    let chain: Vec<_> = CertificateDer::pem_slice_iter(&identity.certificate).collect::<Result<_, _>>()?;
+    let key = PrivateKeyDer::from_pem_slice(&identity.key)?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_root_certificates(roots)
+        .with_client_auth_cert(chain, key)?;
+    Ok(config)
+}
+
+/// Asks a worker how it is.
+pub async fn report(config: Arc<ClientConfig>, address: &str) -> anyhow::Result<WorkerReport> {
+    let (status, body) = call(config, address, Method::GET, "/v1/status", Bytes::new()).await?;
+    if status != StatusCode::OK {
+        bail!("{address} answered {status}");
+    }
+    serde_json::from_slice(&body).with_context(|| format!("read the report of {address}"))
+}
+
+/// Gives a worker its assignment. One that has a newer one keeps it, and tells of it in its report.
+pub async fn assign(config: Arc<ClientConfig>, address: &str, assignment: &Assignment) -> anyhow::Result<()> {
+    let body = Bytes::from(serde_json::to_vec(assignment)?);
+    let (status, body) = call(config, address, Method::PUT, "/v1/assignment", body).await?;
+    match status {
+        StatusCode::OK | StatusCode::CONFLICT => Ok(()),
+        status => bail!("{address} answered {status}: {}", String::from_utf8_lossy(&body)),
+    }
+}
+
+async fn call(
+    config: Arc<ClientConfig>,
+    address: &str,
+    method: Method,
+    path: &str,
+    body: Bytes,
+) -> anyhow::Result<(StatusCode, Bytes)> {
+    let exchange = async {
+        let tcp = TcpStream::connect(address).await.with_context(|| format!("connect to {address}"))?;
+        let host = ServerName::try_from(WORKER_HOST)?;
+        let tls = TlsConnector::from(config).connect(host, tcp).await.with_context(|| format!("greet {address}"))?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(tls)).await?;
+        // The connection is worked on beside the request, and ends with it.
+        let mut beside = JoinSet::new();
+        beside.spawn(connection);
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", WORKER_HOST)
+            .header("content-type", "application/json")
+            .body(Full::new(body))?;
+        let response = sender.send_request(request).await?;
+        let status = response.status();
+        let body = http_body_util::Limited::new(response.into_body(), REPORT_BYTES_MAX).collect().await;
+        let body = body.map_err(|error| anyhow::anyhow!("read the answer of {address}: {error}"))?;
+        Ok((status, body.to_bytes()))
+    };
+    tokio::time::timeout(CALL, exchange).await.with_context(|| format!("{address} did not answer"))?
+}
