@@ -27,6 +27,16 @@ want 'command -v git' git 'fetches the clone that you are in'
 want 'command -v make' make 'runs this'
 want 'command -v python3' python3 'runs the demo and the checks of the flights'
 want 'python3 -c "import ensurepip, venv"' python3-venv 'holds the flights and pandas, apart from your system'
+want 'command -v containerd' containerd "runs the pods of the tests' Kubernetes"
+want 'command -v runc' runc 'does so for containerd'
+want '[ -x /usr/lib/cni/ptp ]' containernetworking-plugins 'connects those pods'
+want 'command -v ip' iproute2 'connects that Kubernetes with this machine'
+want 'command -v nsenter' util-linux 'keeps it apart from this machine'
+want 'command -v iptables' iptables 'is what its services are made of'
+want 'command -v conntrack' conntrack 'forgets the connections of services that are gone'
+want 'command -v buildah' buildah 'makes our image'
+want 'command -v mmdebstrap' mmdebstrap 'makes the Debian that the image is built on'
+want 'command -v strip' binutils 'makes the programs in it smaller'
 
 if [ ${#missing[@]} -gt 0 ]; then
     if ! command -v apt-get >/dev/null; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs all tests. Those that break brokers and networks wait for minutes, so they run beside the others; what they say
-# comes at the end.
+# comes at the end. Those on a cluster need the whole machine, and come last.
 #
 #     tests/setup/tests.sh cargo test --workspace
 set -uo pipefail
@@ -13,9 +13,11 @@ trap 'rm -f "$said"' EXIT
 "$@" --no-run || exit
 "$@" --test kafka_faults >"$said" 2>&1 &
 faults=$!
-"$@" --no-fail-fast -- --skip faults::
+"$@" --no-fail-fast -- --skip faults:: --skip stories:: --skip lifecycle::
 others=$?
 wait "$faults"
 broken=$?
 cat "$said"
-[ "$others" -eq 0 ] && [ "$broken" -eq 0 ]
+"$@" --no-fail-fast --test lifecycle --test cluster
+cluster=$?
+[ "$others" -eq 0 ] && [ "$broken" -eq 0 ] && [ "$cluster" -eq 0 ]

@@ -71,7 +71,8 @@ pub struct Options {
     pub properties: Vec<(String, String)>,
     /// More listeners: names and protocols (SSL, SASL_PLAINTEXT, SASL_SSL); `properties` say the rest.
     pub listeners: Vec<(String, String)>,
-    /// The loopback address, where a certificate has to name it; see [`free_address`].
+    /// Where a certificate has to name it: a loopback address, see [`free_address`]. Or another one of this machine's, where
+    /// others than its own processes come, such as pods.
     pub address: Option<Ipv4Addr>,
     /// A further listener named PROXIED. Its advertised address, [`Kafka::proxy`], is free for a proxy of the test's.
     pub proxied_listener: bool,
