@@ -19,8 +19,8 @@ mod driver;
 mod model;
 mod mutant;
 mod oracle;
-mod rng;
-mod trace;
+pub mod rng;
+pub mod trace;
 mod weather;
 mod world;
 
@@ -48,7 +48,8 @@ pub fn catch(mutant: Mutant, from: u64, to: u64) -> Option<(u64, Violation)> {
     first(from, to, |seed| run(seed, Some(mutant), false).violation.filter(|v| !matches!(v, Violation::Stuck { .. })))
 }
 
-fn first<T: Send>(from: u64, to: u64, run: impl Fn(u64) -> Option<T> + Sync) -> Option<(u64, T)> {
+/// The first result of the seeds `from..to`, by seed, on all cores.
+pub fn first<T: Send>(from: u64, to: u64, run: impl Fn(u64) -> Option<T> + Sync) -> Option<(u64, T)> {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
     let found_at = AtomicU64::new(u64::MAX);
     let search = &|thread: u64| {

@@ -51,7 +51,7 @@ pub fn sources(rng: &mut Rng, rows: usize, poison: u32) -> Vec<Vec<Row>> {
     let mut row = |partition: usize| {
         uid += 1;
         let key = (rng.below(usize::from(KEYS) / SOURCES) * SOURCES + partition) as u8;
-        Row { key, uid, value: rng.next() % 1000, poison: rng.per_mille(poison) }
+        Row { key, uid, value: rng.below(1000) as u64, poison: rng.per_mille(poison) }
     };
     (0..SOURCES).map(|partition| (0..rows).map(|_| row(partition)).collect()).collect()
 }

@@ -1,0 +1,150 @@
+//! A shell around the core: caches that are behind, each kind of object by as much as it likes, and decisions that are
+//! carried out one write at a time.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use millrace_crds::pipeline::PipelineStatus;
+use millrace_operator_core::decide::decide;
+use millrace_operator_core::decision::{Action, Event};
+use millrace_operator_core::names::PIPELINE_LABEL;
+use millrace_operator_core::observed::{Admission, Compilation, Observed};
+use millrace_operator_core::settings::{Image, Settings};
+use serde_json::{Map, Value};
+
+use crate::api::{Api, kind, label, text};
+use crate::mutant::Mutant;
+use crate::oracle::data;
+use crate::wish::{NAME, SECRET, compile};
+
+/// After a write that has failed.
+const AGAIN_MS: i64 = 1_000;
+
+pub const KINDS: [&str; 10] = [
+    "Pipeline",
+    "ConfigMap",
+    "Secret",
+    "StatefulSet",
+    "Pod",
+    "Job",
+    "Service",
+    "ServiceAccount",
+    "PodDisruptionBudget",
+    "NetworkPolicy",
+];
+
+#[derive(Default)]
+pub struct Operator {
+    /// How much of each watch was read.
+    read: BTreeMap<&'static str, usize>,
+    /// What it knows by now.
+    pub seen: Observed,
+    pub queue: VecDeque<Action>,
+    /// With the version of the Pipeline that it is about.
+    pub status: Option<(PipelineStatus, String)>,
+    pub events: Vec<Event>,
+    pub dirty: bool,
+    pub wake_ms: i64,
+}
+
+pub fn settings() -> Settings {
+    Settings {
+        image: Image { repository: "millrace".to_owned(), pull_policy: "Never".to_owned(), pull_secrets: Vec::new() },
+        version: "1".to_owned(),
+        resources: Map::new(),
+        allow: Default::default(),
+        deletion_deadline: millrace_crds::duration::Duration::from_secs(300),
+        compile: Default::default(),
+        cluster_id: "cluster".to_owned(),
+    }
+}
+
+impl Operator {
+    /// One that has just started has listed everything.
+    pub fn start(api: &Api) -> Self {
+        let mut operator = Self { dirty: true, ..Self::default() };
+        operator.seen.admission = Admission::Accepted;
+        operator.seen.secrets.insert(SECRET.to_owned(), None);
+        operator.read = KINDS.iter().map(|kind| (*kind, api.log.get(*kind).map_or(0, Vec::len))).collect();
+        api.all().for_each(|object| operator.learn(kind(object), text(object, "name"), Some(object)));
+        operator
+    }
+
+    /// Reads on in a watch; whether there was anything.
+    pub fn read(&mut self, api: &Api, kind: &'static str, changes: usize) -> bool {
+        let log = api.log.get(kind).map_or(&[][..], Vec::as_slice);
+        let from = self.read.get(kind).copied().unwrap_or_default();
+        let to = from.saturating_add(changes).min(log.len());
+        for (name, object) in &log[from..to] {
+            self.learn(kind, name, object.as_deref());
+        }
+        self.read.insert(kind, to);
+        self.dirty |= to > from;
+        to > from
+    }
+
+    fn learn(&mut self, of_kind: &str, name: &str, object: Option<&Value>) {
+        match (of_kind, name) {
+            ("Pipeline", _) => return self.seen.pipeline = object.cloned().unwrap_or_default(),
+            ("Secret", SECRET) => {
+                let version = object.map(|secret| text(secret, "resourceVersion").to_owned());
+                return drop(self.seen.secrets.insert(SECRET.to_owned(), version));
+            }
+            _ => {}
+        }
+        let children = &mut self.seen.children;
+        let at = children.iter().position(|child| text(child, "name") == name && kind(child) == of_kind);
+        match (at, object.filter(|object| label(object, PIPELINE_LABEL) == NAME)) {
+            (Some(at), Some(object)) => children[at] = object.clone(),
+            (Some(at), None) => drop(children.remove(at)),
+            (None, Some(object)) => children.push(object.clone()),
+            (None, None) => {}
+        }
+    }
+
+    pub fn behind(&self, api: &Api, kind: &'static str) -> usize {
+        api.log.get(kind).map_or(0, Vec::len) - self.read.get(kind).copied().unwrap_or_default()
+    }
+
+    /// Decides, unless there is no Pipeline.
+    pub fn decide(&mut self, api: &Api, compiles: bool, mutant: Option<Mutant>) -> bool {
+        self.dirty = false;
+        self.wake_ms = i64::MAX;
+        if self.seen.pipeline.is_null() {
+            return false;
+        }
+        self.seen.namespace_ends = api.namespace_ends;
+        self.seen.compilation = match compiles {
+            true => compile(&self.seen.pipeline["spec"], self.previous().as_ref()),
+            false => Compilation::Pending,
+        };
+        let bent = mutant.map(|mutant| mutant.see(self.seen.clone()));
+        let seen = bent.as_ref().unwrap_or(&self.seen);
+        let mut decision = decide(seen, &settings(), api.now());
+        if let Some(mutant) = mutant {
+            mutant.decide(seen, &mut decision);
+        }
+        let version = text(&seen.pipeline, "resourceVersion").to_owned();
+        self.queue = decision.actions.into();
+        self.status = decision.status.map(|status| (status, version));
+        self.events = decision.events;
+        self.wake_ms = decision.again_ms.map_or(i64::MAX, |again_ms| api.now_ms + again_ms as i64);
+        true
+    }
+
+    /// What it had in mind is off. It looks again when it hears of something, or after a while.
+    pub fn give_up(&mut self, now_ms: i64) {
+        self.queue.clear();
+        self.status = None;
+        self.wake_ms = now_ms + AGAIN_MS;
+    }
+
+    /// The applied plan, as it is stored.
+    fn previous(&self) -> Option<Value> {
+        let read = |name: &str, key: &str| -> Option<Value> {
+            let mut maps = self.seen.children.iter().filter(|child| kind(child) == "ConfigMap");
+            Some(data(maps.find(|map| text(map, "name") == name)?, key))
+        };
+        let applied = read(&format!("{NAME}-applied"), "applied.json")?;
+        read(&format!("{NAME}-plan-{}", applied["fingerprint"].as_str()?), "plan.json")
+    }
+}

@@ -1,0 +1,423 @@
+//! The cluster, Kafka, the user, and everything that can happen to them.
+
+use millrace_operator_core::decision::Action;
+use millrace_operator_core::names::{COMPONENT_LABEL, Names, RENEW_AFTER};
+use millrace_simulator::rng::Rng;
+use millrace_simulator::trace::Trace;
+use serde_json::{Value, json};
+
+use crate::api::{Api, Refusal, Snapshot, label, text};
+use crate::ending::Ending;
+use crate::mutant::Mutant;
+use crate::operator::{KINDS, Operator};
+use crate::oracle::{Audit, Violation, checked_plan};
+use crate::platform::{self, Nodes};
+use crate::weather::{Happening as H, Weather};
+use crate::wish::{NAME, SECRET, Wish};
+use crate::worker::{self, Kafka};
+
+/// Steps with faults.
+const CHAOS: usize = 1_000;
+/// Most of what is drawn cannot happen just now; this often something else is drawn.
+const TRIES: usize = 10;
+
+/// What a run came to.
+pub struct Run {
+    pub violation: Option<Violation>,
+    /// Of everything that happened.
+    pub hash: u64,
+    /// Filled when the run was recorded.
+    pub lines: Vec<String>,
+}
+
+pub struct World {
+    pub api: Api,
+    pub kafka: Kafka,
+    pub nodes: Nodes,
+    pub operators: Vec<Operator>,
+    pub wish: Wish,
+    pub rng: Rng,
+    pub trace: Trace,
+    pub audit: Audit,
+    pub mutant: Option<Mutant>,
+    pub weather: Weather,
+    pub calm: bool,
+    /// The user wants the Pipeline to be there.
+    pub wanted: bool,
+    /// Nothing but the number of replicas was changed, and nobody is in a hurry.
+    pub gentle: bool,
+    /// Reasons of all events.
+    pub events: Vec<String>,
+    backup: Option<Snapshot>,
+    late: Vec<Action>,
+}
+
+/// Runs one seed; `record` keeps the lines of the trace.
+pub fn run(seed: u64, mutant: Option<Mutant>, record: bool) -> Run {
+    let mut world = World::new(Rng::new(seed), Trace::new(record), mutant);
+    let violation = world.live().err();
+    if let Some(violation) = &violation {
+        world.trace.line(format_args!("{violation:?}"));
+    }
+    let (hash, lines) = world.trace.finish();
+    Run { violation, hash, lines }
+}
+
+impl World {
+    fn new(mut rng: Rng, trace: Trace, mutant: Option<Mutant>) -> Self {
+        let mut api = Api::new(1_767_225_600_000);
+        let weather = Weather::of(&mut rng);
+        let kafka = Kafka { partitions: 2 + rng.below(3) as i32, answers: true, ..Kafka::default() };
+        secret(&mut api);
+        let operators = (0..1 + rng.below(2)).map(|_| Operator::start(&api)).collect();
+        let mut world = Self {
+            api,
+            kafka,
+            nodes: Nodes::default(),
+            operators,
+            wish: Wish::new(),
+            rng,
+            trace,
+            audit: Audit::default(),
+            mutant,
+            weather,
+            calm: false,
+            wanted: true,
+            gentle: false,
+            events: Vec::new(),
+            backup: None,
+            late: Vec::new(),
+        };
+        world.audit.alone = world.operators.len() == 1;
+        world.wish.replicas = 2;
+        world.submit();
+        world
+    }
+
+    fn live(&mut self) -> Result<(), Violation> {
+        for _ in 0..CHAOS {
+            self.happen()?;
+        }
+        self.calm();
+        let ending = Ending::draw(&mut self.rng);
+        self.end(ending)
+    }
+
+    fn calm(&mut self) {
+        self.trace.line(format_args!("calm"));
+        self.calm = true;
+        self.weather = Weather::calm();
+        self.kafka.answers = true;
+        self.late.clear();
+        self.operators.truncate(1);
+        self.nodes.processes.iter_mut().for_each(|process| process.reachable = true);
+        secret(&mut self.api);
+    }
+
+    /// The user applies the wish, as a new object or as an edit.
+    pub fn submit(&mut self) {
+        self.trace.line(format_args!("{:?}", self.wish));
+        let spec = self.wish.spec();
+        match self.api.get("Pipeline", NAME) {
+            Some(_) => self.api.change("Pipeline", NAME, |pipeline| pipeline["spec"] = spec),
+            None => {
+                let made = self.api.create(json!({
+                    "apiVersion": millrace_crds::pipeline::API_VERSION,
+                    "kind": "Pipeline",
+                    "metadata": {"name": NAME, "namespace": "n"},
+                    "spec": spec,
+                }));
+                self.trace.line(format_args!("created: {made:?}"));
+            }
+        }
+    }
+
+    pub fn happen(&mut self) -> Result<(), Violation> {
+        self.trace.next_step();
+        for _ in 0..TRIES {
+            let happening = self.weather.draw(&mut self.rng);
+            if self.one(happening)? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn one(&mut self, happening: H) -> Result<bool, Violation> {
+        let Self { api, kafka, nodes, rng, .. } = self;
+        let happened = match happening {
+            H::Operator => return self.operate(),
+            H::Watch => self.watch(),
+            H::Ask => self.ask(),
+            H::StatefulSet => {
+                self.watch_over_scale_down()?;
+                platform::stateful_set(&mut self.api, &mut self.rng)
+            }
+            H::Jobs => platform::jobs(api, rng),
+            H::Kubelet => return self.kubelet(),
+            H::Garbage => platform::garbage(api, rng) || platform::namespace(api, rng),
+            H::Worker if nodes.processes.is_empty() => false,
+            H::Worker => {
+                let at = rng.below(nodes.processes.len());
+                return worker::step(&mut nodes.processes, at, kafka, self.audit.applied.as_deref(), rng);
+            }
+            H::Time => {
+                let most_ms = if self.calm { 4_000 } else { [500, 4_000, 60_000][rng.below(3)] };
+                api.now_ms += 1 + rng.below(most_ms) as i64;
+                return Ok(true);
+            }
+            H::LateWrite => return self.late_write(),
+            fault => self.fault(fault),
+        };
+        if happened {
+            self.trace.line(format_args!("{happening:?}"));
+        }
+        Ok(happened)
+    }
+
+    fn kubelet(&mut self) -> Result<bool, Violation> {
+        let did = self.nodes.kubelet(&mut self.api, &mut self.kafka, &mut self.rng)?;
+        let passed: Vec<String> = self.api.of_kind("Pod").filter_map(|pod| checked_plan(pod)).collect();
+        passed.iter().for_each(|fingerprint| self.audit.preflight_passed(fingerprint));
+        if did {
+            self.trace.line(format_args!("kubelet: {} run", self.nodes.processes.len()));
+        }
+        Ok(did)
+    }
+
+    /// A healthy worker gives its tasks back before its pod goes.
+    fn watch_over_scale_down(&self) -> Result<(), Violation> {
+        let replicas = self.api.get("StatefulSet", NAME).and_then(|set| set["spec"]["replicas"].as_u64());
+        let Some(replicas) = replicas.filter(|_| self.gentle) else { return Ok(()) };
+        let surplus = |ordinal: u32| u64::from(ordinal) >= replicas;
+        let robbed = self.nodes.processes.iter().find(|p| surplus(p.ordinal) && !p.tasks.is_empty());
+        robbed.map_or(Ok(()), |process| Err(Violation::TakenAway { worker: process.ordinal }))
+    }
+
+    fn fault(&mut self, fault: H) -> bool {
+        let Self { api, kafka, nodes, rng, .. } = self;
+        match fault {
+            H::Edit => return self.edit(),
+            H::OperatorCrashes => {
+                let at = rng.below(self.operators.len());
+                self.operators[at] = Operator::start(api);
+            }
+            H::Kill => return nodes.kill(api, rng),
+            H::PodDeleted => {
+                let names: Vec<String> = api.of_kind("Pod").map(|pod| text(pod, "name").to_owned()).collect();
+                let Some(name) = (!names.is_empty()).then(|| &names[rng.below(names.len())]) else { return false };
+                return api.delete("Pod", name, None).is_ok();
+            }
+            H::Unreachable => {
+                let Some(at) = (!nodes.processes.is_empty()).then(|| rng.below(nodes.processes.len())) else {
+                    return false;
+                };
+                nodes.processes[at].reachable ^= true;
+            }
+            H::ConfigMapLost => {
+                let names: Vec<String> = api.of_kind("ConfigMap").map(|map| text(map, "name").to_owned()).collect();
+                let Some(name) = (!names.is_empty()).then(|| &names[rng.below(names.len())]) else { return false };
+                self.trace.line(format_args!("lost: {name}"));
+                return api.delete("ConfigMap", name, None).is_ok();
+            }
+            H::Recreated => {
+                self.wanted = false;
+                return api.delete("Pipeline", NAME, None).is_ok();
+            }
+            H::Backup => self.backup = Some(api.snapshot()),
+            H::Restored => return self.restore(),
+            H::SecretGone => match api.get("Secret", SECRET) {
+                Some(_) => return api.delete("Secret", SECRET, None).is_ok(),
+                None => secret(api),
+            },
+            H::BrokersGone => kafka.answers ^= true,
+            H::PartitionAdded => kafka.partitions += i32::from(kafka.partitions < 6),
+            _ => return false,
+        }
+        true
+    }
+
+    fn edit(&mut self) -> bool {
+        if !self.wanted && self.api.get("Pipeline", NAME).is_none() {
+            self.wanted = true;
+            self.submit();
+            return true;
+        }
+        self.wish.edit(&mut self.rng);
+        if self.api.get("Pipeline", NAME).is_some_and(|there| !there["metadata"]["deletionTimestamp"].is_string()) {
+            self.submit();
+        }
+        true
+    }
+
+    /// The cluster's memory goes back; Kafka's does not, and what nobody knows of any more is ended.
+    fn restore(&mut self) -> bool {
+        let Some(backup) = self.backup.take() else { return false };
+        self.api.restore(&backup);
+        self.audit.forget();
+        self.operators.iter_mut().for_each(|operator| *operator = Operator::start(&self.api));
+        self.late.clear();
+        let api = &self.api;
+        self.nodes.processes.retain(|process| {
+            let pod = api.get("Pod", &format!("{NAME}-{}", process.ordinal));
+            pod.is_some_and(|pod| text(pod, "uid") == process.pod_uid)
+        });
+        self.wanted = self.api.get("Pipeline", NAME).is_some();
+        true
+    }
+
+    fn watch(&mut self) -> bool {
+        let (at, kind) = (self.rng.below(self.operators.len()), KINDS[self.rng.below(KINDS.len())]);
+        let operator = &mut self.operators[at];
+        let behind = operator.behind(&self.api, kind);
+        behind > 0 && operator.read(&self.api, kind, 1 + self.rng.below(behind))
+    }
+
+    fn ask(&mut self) -> bool {
+        let at = self.rng.below(self.operators.len());
+        let worker = self.rng.below(4) as u32;
+        let answers = |process: &&worker::Process| process.ordinal == worker && process.reachable;
+        let report = self.nodes.processes.iter().find(answers).map(|p| p.report(&self.kafka, self.api.now_ms));
+        let operator = &mut self.operators[at];
+        let before = match report {
+            Some(report) => operator.seen.reports.insert(worker, report),
+            None => operator.seen.reports.remove(&worker),
+        };
+        let news = before.as_ref() != operator.seen.reports.get(&worker);
+        operator.dirty |= news;
+        news
+    }
+
+    fn operate(&mut self) -> Result<bool, Violation> {
+        let at = self.rng.below(self.operators.len());
+        if let Some(action) = self.operators[at].queue.pop_front() {
+            self.write(at, action)?;
+            return Ok(true);
+        }
+        if let Some((status, version)) = self.operators[at].status.take() {
+            self.write_status(at, json!(status), &version);
+            return Ok(true);
+        }
+        let operator = &mut self.operators[at];
+        if !operator.dirty && operator.wake_ms > self.api.now_ms {
+            return Ok(false);
+        }
+        let compiles = self.calm || self.rng.per_mille(900);
+        let decided = operator.decide(&self.api, compiles, self.mutant);
+        operator.dirty |= !compiles;
+        self.events.extend(operator.events.drain(..).map(|event| event.reason));
+        self.trace.line(format_args!("operator {at} decides {} writes", operator.queue.len()));
+        Ok(decided)
+    }
+
+    /// Carries a write out, or loses it, or loses the answer, or lets it land later. After an error nothing of the
+    /// decision is done any more.
+    fn write(&mut self, at: usize, action: Action) -> Result<(), Violation> {
+        let fate = if self.calm { 1_000 } else { self.rng.below(1_000) };
+        self.audit.writes += 1;
+        self.audit.last_write = name_of(&action);
+        let done = match fate {
+            0..15 => None,
+            15..30 => {
+                self.late.push(action.clone());
+                None
+            }
+            30..45 => {
+                self.land(&action)?.ok();
+                None
+            }
+            _ => Some(self.land(&action)?),
+        };
+        self.trace.line(format_args!("operator {at} writes {}: {done:?}", name_of(&action)));
+        if !matches!(done, Some(Ok(()))) {
+            self.operators[at].give_up(self.api.now_ms);
+        }
+        Ok(())
+    }
+
+    fn late_write(&mut self) -> Result<bool, Violation> {
+        let Some(action) = self.late.pop() else { return Ok(false) };
+        let landed = self.land(&action)?;
+        self.trace.line(format_args!("late: {} {landed:?}", name_of(&action)));
+        Ok(true)
+    }
+
+    fn land(&mut self, action: &Action) -> Result<Result<(), Refusal>, Violation> {
+        match action {
+            Action::Push { worker, assignment, .. } => {
+                let process = self.nodes.processes.iter_mut().find(|p| p.ordinal == *worker && p.reachable);
+                let Some(process) = process else { return Ok(Err(Refusal::Missing)) };
+                process.pushed = Some(assignment.clone());
+                Ok(Ok(()))
+            }
+            Action::Certify(_) => Ok(self.certify()),
+            Action::Put { object, .. } if self.mutant == Some(Mutant::PutWithoutOver) => {
+                self.audit.look(&self.api, &self.kafka, &self.nodes.processes, object)?;
+                Ok(self.api.force(object))
+            }
+            Action::Put { object, over } if self.api.admits(object, over.as_deref()).is_ok() => {
+                self.audit.look(&self.api, &self.kafka, &self.nodes.processes, object)?;
+                Ok(self.api.carry_out(NAME, action))
+            }
+            _ => Ok(self.api.carry_out(NAME, action)),
+        }
+    }
+
+    fn certify(&mut self) -> Result<(), Refusal> {
+        let pipeline = self.api.get("Pipeline", NAME).ok_or(Refusal::Missing)?;
+        let uid = text(pipeline, "uid").to_owned();
+        let names = Names { namespace: "n".to_owned(), pipeline: NAME.to_owned(), uid: uid.clone() };
+        for name in [names.control_ca(), names.control()] {
+            if self.api.get("Secret", &name).is_none() {
+                let owner = json!([{"kind": "Pipeline", "name": NAME, "uid": uid}]);
+                let mut secret = json!({"apiVersion": "v1", "kind": "Secret"});
+                secret["metadata"] = json!({"name": name, "labels": names.labels("control"), "ownerReferences": owner});
+                secret["metadata"]["annotations"][RENEW_AFTER] = json!("2100-01-01T00:00:00Z");
+                self.api.create(secret)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_status(&mut self, at: usize, status: Value, version: &str) {
+        let fate = if self.calm { 1_000 } else { self.rng.below(1_000) };
+        self.audit.writes += 1;
+        self.audit.last_write = "status".to_owned();
+        let current = self.api.get("Pipeline", NAME).is_some_and(|there| text(there, "resourceVersion") == version);
+        if fate >= 30 && current {
+            self.api.change("Pipeline", NAME, |pipeline| pipeline["status"] = status);
+        }
+        let operator = &mut self.operators[at];
+        operator.seen.live_written_ms = Some(self.api.now_ms);
+        if !current || fate < 60 {
+            operator.give_up(self.api.now_ms);
+        }
+        self.trace.line(format_args!("operator {at} writes status: {current} {fate}"));
+    }
+
+    /// Worker pods by the API server.
+    pub fn pods(&self) -> usize {
+        self.api.of_kind("Pod").filter(|pod| label(pod, COMPONENT_LABEL) == "worker").count()
+    }
+}
+
+fn secret(api: &mut Api) {
+    let made = api.create(json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}}));
+    debug_assert!(made.is_ok() || api.get("Secret", SECRET).is_some() || api.namespace_ends);
+}
+
+fn name_of(action: &Action) -> String {
+    match action {
+        Action::Put { object, over } => {
+            format!(
+                "{} {}{}",
+                object["kind"].as_str().unwrap_or_default(),
+                text(object, "name"),
+                if over.is_some() { "" } else { " (new)" }
+            )
+        }
+        Action::Delete { kind, name, .. } => format!("delete {kind} {name}"),
+        Action::Push { worker, assignment, .. } => format!("push {} to {worker}", assignment.generation),
+        other => format!("{other:?}"),
+    }
+}
