@@ -15,14 +15,18 @@ TEST_THREADS := 4
 # One profile for everything, so that RocksDB and DataFusion are compiled once.
 CARGO_TEST := cargo test --locked --release --workspace
 
-.PHONY: help setup build demo demo-kafka test test-parts test-long bench fmt
+.PHONY: help setup build kubernetes image demo demo-kafka demo-cluster cluster-up cluster-down test test-parts test-long \
+	bench fmt
 
 help:
 	@echo 'make setup      install what a build needs and this machine lacks'
 	@echo 'make demo       the main job on live data, killed and restarted, then the flights of 2013'
 	@echo 'make demo-kafka the main job on a real Kafka with live orders, killed with SIGKILL, its output counted'
+	@echo 'make demo-cluster the chart on a real Kubernetes with a real Kafka: applied, broken, mended, killed, counted'
 	@echo 'make test       everything that must hold before a commit lands'
 	@echo 'make test-long  the same with many more kills and random cases'
+	@echo 'make cluster-up a Kubernetes with our image and a Kafka that its pods reach; stays until make cluster-down (root)'
+	@echo 'make image      our image, as an archive'
 	@echo 'make bench      records per CPU second of the main job and of each of its parts, on files and on a real Kafka'
 	@echo 'make fmt        format the code'
 
@@ -34,6 +38,20 @@ build: setup
 	@$(STEP) 'build (the first time it compiles RocksDB and DataFusion: about 15 minutes on 2 cores)' \
 		cargo build --locked --release --workspace
 
+# Go's build and Rust's go side by side when both are wanted (`make -j`).
+kubernetes: setup
+	@$(STEP) 'Kubernetes (the first time it is compiled: about 20 CPU minutes)' tests/setup/kubernetes.sh
+
+image: build
+	@$(STEP) 'image' tests/setup/image.sh
+
+cluster-up: kubernetes image
+	@$(STEP) 'a cluster' env TMPDIR=$(SCRATCH) $(CARGO_TARGET_DIR)/release/cluster up
+	@echo 'to use it: eval "$$($(CARGO_TARGET_DIR)/release/cluster env)"; $(MILLRACE_CACHE)/kube/bin/kubectl get nodes'
+
+cluster-down:
+	@$(CARGO_TARGET_DIR)/release/cluster down
+
 demo: build
 	@python3 tests/demo.py --millrace $(MILLRACE)
 	@$(STEP) 'the flights of 2013' python3 tests/flights.py --millrace $(MILLRACE)
@@ -41,15 +59,20 @@ demo: build
 demo-kafka: build
 	@$(STEP) 'the main job on a real Kafka' env TMPDIR=$(SCRATCH) $(CARGO_TARGET_DIR)/release/demo_kafka
 
+demo-cluster: kubernetes image
+	@$(STEP) 'the main job on a real Kubernetes' env TMPDIR=$(SCRATCH) $(CARGO_TARGET_DIR)/release/demo_cluster
+
 test:
 	@$(STEP) 'make test' $(MAKE) --no-print-directory test-parts
 
 test-parts: setup
 	@$(STEP) 'formatting' cargo fmt --all --check
-	@$(MAKE) --no-print-directory build
+	@$(MAKE) --no-print-directory -j 2 build kubernetes
+	@$(MAKE) --no-print-directory image
 	@$(STEP) 'all tests' env TMPDIR=$(SCRATCH) RUST_TEST_THREADS=$(TEST_THREADS) tests/setup/tests.sh $(CARGO_TEST)
 	@$(STEP) 'clippy' cargo clippy --locked --release --workspace --all-targets -- -D warnings
 	@$(STEP) 'dependencies' tests/setup/cargo-deny.sh
+	@$(STEP) 'chart' tests/setup/chart.sh
 	@$(STEP) 'examples' tests/setup/examples.sh $(MILLRACE)
 	@$(STEP) "examples as kubectl's parser reads them" tests/setup/kubectl-yaml.sh
 	@$(STEP) 'live run with a kill' python3 tests/demo.py --millrace $(MILLRACE) --seconds 4 --quiet

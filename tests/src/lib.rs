@@ -17,9 +17,12 @@ use millrace_runtime::state::StateBudget;
 use serde_json::Value;
 
 pub mod certificates;
+pub mod control;
 pub mod faulty;
 pub mod kafka;
+pub mod kubernetes;
 pub mod proxy;
+pub mod shop;
 pub mod spec;
 pub mod story;
 

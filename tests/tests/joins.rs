@@ -148,9 +148,8 @@ fn temporal_model(world: &World) -> [Vec<Value>; 2] {
         let mut watermark = i64::MIN;
         let mut waiting: Vec<(i64, usize)> = Vec::new();
         let orders = world.orders.iter().enumerate().filter(|(_, o)| order_partition(world, o) == partition);
-        let row = |id: usize, name: Option<String>| {
-            (name.is_some() || world.left).then(|| json!({"id": id, "name": name}))
-        };
+        let row =
+            |id: usize, name: Option<String>| (name.is_some() || world.left).then(|| json!({"id": id, "name": name}));
         for (id, order) in orders {
             if order.time < watermark {
                 match world.late {

@@ -115,7 +115,8 @@ fn cases_10_and_17_a_task_that_moves_takes_its_series_along() {
             lane: 0,
         };
         let tasks = (0..).zip(workers).map(place).collect();
-        let assignment = Assignment { generation: Generation(generation), plan: 1, tasks };
+        let generation = Generation(generation);
+        let assignment = Assignment { generation, plan: 1, tasks, drain: false, accepts: Vec::new() };
         let next = file.with_extension("next");
         std::fs::write(&next, serde_json::to_vec(&assignment).unwrap()).unwrap();
         std::fs::rename(next, &file).unwrap();

@@ -3,30 +3,21 @@
 //!
 //! Ends with an error unless each order is there once, with the customer of its own time.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use millrace_kafka_harness::{Kafka, Record, wait};
+use millrace_tests::shop::{self, Model, PARTITIONS, RESULT, Shop};
 use millrace_tests::story::{DEADLINE, Worker};
-use shop::{CUSTOMERS, Model, ORDERS, PARTITIONS, Shop};
 
-mod shop;
-
-const EXAMPLE: &str = include_str!("../../../../examples/orders-enriched/pipeline.yaml");
-const EXAMPLE_SERVERS: &str = "bootstrapServers: kafka.data.svc:9093";
-const RESULT: &str = "orders-enriched";
-const DEAD: &str = "orders-enriched.dead";
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long each of the two live parts is shown, and how long nobody works.
 const LIVE: Duration = Duration::from_secs(6);
 const PAUSE: Duration = Duration::from_secs(2);
-/// Mistakes that are shown.
-const MISTAKES_MAX: usize = 10;
 
 fn main() -> anyhow::Result<()> {
     let demo = Demo::new()?;
@@ -66,15 +57,12 @@ impl Demo {
         let demo = Self { dir: kafka.dir().join("demo"), kafka };
         std::fs::create_dir(&demo.dir).context("make a folder")?;
         let servers = demo.kafka.bootstrap_servers();
-        for topic in [ORDERS, CUSTOMERS, RESULT, DEAD] {
-            demo.kafka.create_topic(topic, PARTITIONS, &[])?;
+        for topic in shop::make_topics(&demo.kafka)? {
             say(&format!(
                 "$ kafka-topics.sh --bootstrap-server {servers} --create --topic {topic} --partitions {PARTITIONS}"
             ));
         }
-        ensure!(EXAMPLE.contains(EXAMPLE_SERVERS), "the example has no line '{EXAMPLE_SERVERS}' to replace");
-        let here = format!("bootstrapServers: {servers}\n    internal: {{replicationFactor: 1}}");
-        std::fs::write(demo.file(), EXAMPLE.replace(EXAMPLE_SERVERS, &here)).context("write the pipeline")?;
+        std::fs::write(demo.file(), shop::pipeline(&servers)?).context("write the pipeline")?;
         say("The pipeline is examples/orders-enriched/pipeline.yaml with this broker in it: each order gets the");
         say("customer as of the order's time. An order waits until 5 s of newer orders have come.");
         Ok(demo)
@@ -148,51 +136,11 @@ impl Demo {
         say("SIGTERM: it commits its last epoch, gives its tasks back, and ends with exit code 0.");
         say(&format!("$ kill {}", worker.pid()));
         worker.stop()?;
-        let (rows, dead) = (self.rows()?, self.kafka.read_committed(DEAD)?.len());
-        let (orders, unreadable) = (model.rows.len(), model.unreadable);
-        say(&format!("{orders:>6} orders were written, {:>6} rows are in {RESULT}", rows.len()));
-        say(&format!("{unreadable:>6} records were no JSON, {dead:>6} are in {DEAD}"));
-        let mut mistakes = mistakes(&rows, model)?;
-        if dead != unreadable {
-            mistakes.push(format!("{dead} dead letters, not {unreadable}"));
-        }
-        ensure!(
-            mistakes.is_empty(),
-            "{} mistakes:\n  {}",
-            mistakes.len(),
-            mistakes[..mistakes.len().min(MISTAKES_MAX)].join("\n  ")
-        );
-        say(&format!(
-            "No. Each of the {orders} orders is there once, with the customer of its own time; {} of them came late,",
-            model.late
-        ));
-        say(&format!("and {} more of no value were filtered.", model.filtered));
+        shop::check(&self.kafka, model)?.iter().for_each(|line| say(line));
         Ok(())
     }
 }
 
-fn mistakes(rows: &[Record], model: &Model) -> anyhow::Result<Vec<String>> {
-    let (mut mistakes, mut seen) = (Vec::new(), BTreeSet::new());
-    for row in rows {
-        let got = value(row);
-        let order: Order = serde_json::from_str(&got).with_context(|| format!("read the row {got}"))?;
-        let wanted = model.expected(order.order_id);
-        if !seen.insert(order.order_id) {
-            mistakes.push(format!("order {} is there twice", order.order_id));
-        } else if wanted.as_ref() != Some(&got) {
-            mistakes.push(format!("got {got}, wanted {wanted:?}"));
-        }
-    }
-    let lost = model.rows.keys().filter(|order| !seen.contains(order));
-    mistakes.extend(lost.map(|order| format!("order {order} is missing")));
-    Ok(mistakes)
-}
-
 fn value(record: &Record) -> String {
     String::from_utf8_lossy(record.value.as_deref().unwrap_or_default()).into_owned()
-}
-
-#[derive(serde::Deserialize)]
-struct Order {
-    order_id: u64,
 }

@@ -1,21 +1,28 @@
 //! A shop that takes orders and changes its customers, for as long as it is open; and a naive model that knows all it
 //! has written, and what must come of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use millrace_core::plan::Partitioner;
-use millrace_kafka_harness::{Kafka, Message, Writer};
-use millrace_tests::story::Numbers;
+use millrace_kafka_harness::{Kafka, Message, Record, Writer};
 use serde_json::{Value, json};
+
+use crate::story::Numbers;
 
 pub const ORDERS: &str = "orders";
 pub const CUSTOMERS: &str = "shop.public.customers";
 pub const PARTITIONS: i32 = 4;
+pub const RESULT: &str = "orders-enriched";
+pub const DEAD: &str = "orders-enriched.dead";
+const EXAMPLE: &str = include_str!("../../examples/orders-enriched/pipeline.yaml");
+const EXAMPLE_SERVERS: &str = "bootstrapServers: kafka.data.svc:9093";
+/// Mistakes that are shown.
+const MISTAKES_MAX: usize = 10;
 
 const NAMES: [&str; 10] =
     ["Ada", "Grace", "Edsger", "Barbara", "Alan", "Margaret", "Donald", "Frances", "Tony", "Radia"];
@@ -187,4 +194,65 @@ fn partition(key: &str) -> i32 {
 fn now_ms() -> anyhow::Result<i64> {
     let passed = SystemTime::now().duration_since(UNIX_EPOCH).context("read the clock")?;
     Ok(passed.as_millis() as i64)
+}
+
+/// Makes the topics of the example, and names them.
+pub fn make_topics(kafka: &Kafka) -> anyhow::Result<[&'static str; 4]> {
+    let topics = [ORDERS, CUSTOMERS, RESULT, DEAD];
+    topics.iter().try_for_each(|topic| kafka.create_topic(topic, PARTITIONS, &[]))?;
+    Ok(topics)
+}
+
+/// The example's document with this Kafka in it.
+pub fn pipeline(servers: &str) -> anyhow::Result<String> {
+    ensure!(EXAMPLE.contains(EXAMPLE_SERVERS), "the example has no line '{EXAMPLE_SERVERS}' to replace");
+    let here = format!("bootstrapServers: {servers}\n    internal: {{replicationFactor: 1}}");
+    Ok(EXAMPLE.replace(EXAMPLE_SERVERS, &here))
+}
+
+/// Compares every row that a `read_committed` reader sees with the model, and says it in lines.
+pub fn check(kafka: &Kafka, model: &Model) -> anyhow::Result<Vec<String>> {
+    let (rows, dead) = (kafka.read_committed(RESULT)?, kafka.read_committed(DEAD)?.len());
+    let (orders, unreadable) = (model.rows.len(), model.unreadable);
+    let mut mistakes = mistakes(&rows, model)?;
+    if dead != unreadable {
+        mistakes.push(format!("{dead} dead letters, not {unreadable}"));
+    }
+    ensure!(
+        mistakes.is_empty(),
+        "{} mistakes:\n  {}",
+        mistakes.len(),
+        mistakes[..mistakes.len().min(MISTAKES_MAX)].join("\n  ")
+    );
+    Ok(vec![
+        format!("{orders:>6} orders were written, {:>6} rows are in {RESULT}", rows.len()),
+        format!("{unreadable:>6} records were no JSON, {dead:>6} are in {DEAD}"),
+        format!(
+            "No. Each of the {orders} orders is there once, with the customer of its own time; {} of them came late,",
+            model.late
+        ),
+        format!("and {} more of no value were filtered.", model.filtered),
+    ])
+}
+
+fn mistakes(rows: &[Record], model: &Model) -> anyhow::Result<Vec<String>> {
+    let (mut mistakes, mut seen) = (Vec::new(), BTreeSet::new());
+    for row in rows {
+        let got = String::from_utf8_lossy(row.value.as_deref().unwrap_or_default()).into_owned();
+        let order: OrderId = serde_json::from_str(&got).with_context(|| format!("read the row {got}"))?;
+        let wanted = model.expected(order.order_id);
+        if !seen.insert(order.order_id) {
+            mistakes.push(format!("order {} is there twice", order.order_id));
+        } else if wanted.as_ref() != Some(&got) {
+            mistakes.push(format!("got {got}, wanted {wanted:?}"));
+        }
+    }
+    let lost = model.rows.keys().filter(|order| !seen.contains(order));
+    mistakes.extend(lost.map(|order| format!("order {order} is missing")));
+    Ok(mistakes)
+}
+
+#[derive(serde::Deserialize)]
+struct OrderId {
+    order_id: u64,
 }
