@@ -18,6 +18,6 @@ others=$?
 wait "$faults"
 broken=$?
 cat "$said"
-"$@" --no-fail-fast --test lifecycle --test cluster
+RUST_TEST_THREADS=2 "$@" --no-fail-fast --test lifecycle --test cluster
 cluster=$?
 [ "$others" -eq 0 ] && [ "$broken" -eq 0 ] && [ "$cluster" -eq 0 ]
