@@ -148,7 +148,7 @@ mod tests {
         document["spec"]["sinks"][0]["from"] = json!(7);
         let found = answer(&document, &Value::Null);
         let paths: Vec<&str> = found.mistakes.iter().map(|m| m.path.as_str()).collect();
-        assert_eq!((paths, found.plan), (vec!["spec.replicas", "spec.sinks[0].from"], None));
+        assert_eq!((paths, found.plan), (vec!["spec.sinks[0].from", "spec.replicas"], None), "in their order");
         let found = answer(&filtered("nobody > 1"), &Value::Null);
         assert_eq!(found.mistakes[0].path, "spec.steps[0].project.where");
     }

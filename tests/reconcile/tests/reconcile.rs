@@ -6,7 +6,7 @@ use std::{env, fs};
 use millrace_reconcile_simulator::{Mutant, catch, run, run_seeds};
 
 /// CI's share; `MILLRACE_SEEDS` asks for more.
-const SEEDS: u64 = 100;
+const SEEDS: u64 = 60;
 const MUTANT_SEEDS: u64 = 100;
 
 fn setting(name: &str) -> Option<u64> {
