@@ -311,7 +311,7 @@ fn another_source_topic_is_refused_by_the_state_of_the_old_one() {
     fs::copy(dir.path().join("topics/orders.jsonl"), dir.path().join("topics/orders2.jsonl")).expect("a copy");
     let (code, error) = millrace(dir.path(), &args);
     assert_eq!(code, Some(1));
-    assert!(error.contains("source 'orders' read topic 'orders' and reads 'orders2' now"), "{error}");
+    assert!(error.contains("source 'orders': it read topic 'orders' and reads 'orders2' now"), "{error}");
     assert_eq!(read_topic(&dir.path().join("out"), "all").expect("results").len(), 1);
 }
 
