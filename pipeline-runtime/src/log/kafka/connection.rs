@@ -81,6 +81,9 @@ impl Connection {
             .set("client.id", "millrace")
             // A broker that comes back is used again within a second, not ten.
             .set("reconnect.backoff.max.ms", "1000")
+            // A broker that takes connections and does not answer, as one that stands still, is left for the next one while
+            // the preflight still waits for the cluster. Its first request would wait 10 s, as long as the preflight does.
+            .set("api.version.request.timeout.ms", "3000")
             // A lane waits for a reply with nothing else to do: no delay for the sake of larger packets.
             .set("socket.nagle.disable", "true");
         let protocol = match (&self.tls, &self.authentication) {
