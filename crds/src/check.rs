@@ -1,48 +1,71 @@
-//! The shape check: a document in, a [`Pipeline`] or **all** of its mistakes out.
+//! The shape check: a document in, a [`Pipeline`] or a [`Savepoint`], or **all** of its mistakes out.
 //!
 //! It walks the schema that the cluster's CustomResourceDefinition holds ([`crate::schema`]), then asks the Rust twins of
 //! its CEL rules ([`crate::rules`]), so that what passes here passes `kubectl apply`. It is stricter in two points where
 //! the server is silent: a field that the schema does not know is a mistake (the server drops it), and so is `null` (the
-//! server drops it or takes the default).
+//! server drops it or takes the default). And it judges SLOs ([`slo`]), which takes more arithmetic than CEL has.
 
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use crate::kind::{self, Kind};
 pub use crate::mistake::Mistake;
-use crate::pipeline::{API_VERSION, KIND, Pipeline};
-use crate::rules::{RULES, Twin};
+use crate::pipeline::{API_VERSION, Pipeline};
+use crate::rules::Twin;
+use crate::savepoint::Savepoint;
 use crate::schema;
 
 mod metadata;
 mod scalar;
+mod slo;
 mod walk;
 
 /// Reads a `Pipeline`, or says everything that is wrong with its shape.
 pub fn parse(document: &Value) -> Result<Pipeline, Vec<Mistake>> {
+    parse_as(&kind::PIPELINE, document)
+}
+
+/// Reads a `Savepoint`, or says everything that is wrong with its shape.
+pub fn parse_savepoint(document: &Value) -> Result<Savepoint, Vec<Mistake>> {
+    parse_as(&kind::SAVEPOINT, document)
+}
+
+fn parse_as<T: DeserializeOwned>(kind: &Kind, document: &Value) -> Result<T, Vec<Mistake>> {
     let Value::Object(top) = document else {
-        let hint = format!("begin it with 'apiVersion: {API_VERSION}' and 'kind: {KIND}'");
+        let hint = format!("begin it with 'apiVersion: {API_VERSION}' and 'kind: {}'", kind.name);
         return Err(vec![Mistake::new("", Some(document), "must be a mapping", hint)]);
     };
     let mut mistakes = Vec::new();
-    check_kind(top, &mut mistakes);
-    metadata::check(top.get("metadata"), &mut mistakes);
-    walk::object(schema::pipeline(), top, &mut mistakes);
+    check_kind(kind, top, &mut mistakes);
+    metadata::check(kind, top.get("metadata"), &mut mistakes);
+    walk::object((kind.schema)(), top, &mut mistakes);
 
     let mut defaulted = document.clone();
-    schema::apply_defaults(schema::pipeline(), &mut defaulted);
-    check_rules(&defaulted, &mut mistakes);
+    schema::apply_defaults((kind.schema)(), &mut defaulted);
+    check_rules(kind, &defaulted, &mut mistakes);
+    slo::check(&defaulted, &mut mistakes);
     if !mistakes.is_empty() {
         return Err(mistakes);
     }
     read(defaulted)
 }
 
-/// What an edit may not change, given both documents; each of them has passed [`parse`].
+/// What an edit of a `Pipeline` may not change, given both documents; each of them has passed [`parse`].
 pub fn parse_edit(old: &Value, new: &Value) -> Vec<Mistake> {
+    edit_as(&kind::PIPELINE, old, new)
+}
+
+/// What an edit of a `Savepoint` may not change.
+pub fn parse_savepoint_edit(old: &Value, new: &Value) -> Vec<Mistake> {
+    edit_as(&kind::SAVEPOINT, old, new)
+}
+
+fn edit_as(kind: &Kind, old: &Value, new: &Value) -> Vec<Mistake> {
     let [mut old, mut new] = [old.clone(), new.clone()];
-    schema::apply_defaults(schema::pipeline(), &mut old);
-    schema::apply_defaults(schema::pipeline(), &mut new);
+    schema::apply_defaults((kind.schema)(), &mut old);
+    schema::apply_defaults((kind.schema)(), &mut new);
     let mut mistakes = Vec::new();
-    for rule in RULES {
+    for rule in kind.rules {
         let Twin::Edit(holds) = rule.twin else { continue };
         for at in rule.at {
             // Edit rules are about single objects, so one old object belongs to one new one.
@@ -58,8 +81,8 @@ pub fn parse_edit(old: &Value, new: &Value) -> Vec<Mistake> {
     mistakes
 }
 
-fn check_kind(top: &Map<String, Value>, mistakes: &mut Vec<Mistake>) {
-    for (field, expected) in [("apiVersion", API_VERSION), ("kind", KIND)] {
+fn check_kind(kind: &Kind, top: &Map<String, Value>, mistakes: &mut Vec<Mistake>) {
+    for (field, expected) in [("apiVersion", API_VERSION), ("kind", kind.name)] {
         match top.get(field) {
             Some(found) if found == expected => {}
             Some(found) => {
@@ -71,11 +94,11 @@ fn check_kind(top: &Map<String, Value>, mistakes: &mut Vec<Mistake>) {
     }
 }
 
-fn check_rules(document: &Value, mistakes: &mut Vec<Mistake>) {
+fn check_rules(kind: &Kind, document: &Value, mistakes: &mut Vec<Mistake>) {
     // An object that has a mistake of its own already is not asked: a mistyped field would come back as a missing one.
     let known: Vec<String> = mistakes.iter().map(|mistake| mistake.path.clone()).collect();
     let asked = |path: &str| !known.iter().any(|known| is_within(known, path));
-    for rule in RULES {
+    for rule in kind.rules {
         for at in rule.at {
             crate::path::each_object(document, at, &mut |path, object| match rule.twin {
                 Twin::Object(holds) => {
@@ -119,7 +142,7 @@ fn broken(rule: &crate::rules::Rule, path: &str, object: &Map<String, Value>) ->
 
 /// The last step: serde. The walk has found every mistake of shape, so that an error here is a gap of the walk; it is
 /// shown all the same.
-fn read(document: Value) -> Result<Pipeline, Vec<Mistake>> {
+fn read<T: DeserializeOwned>(document: Value) -> Result<T, Vec<Mistake>> {
     let mut document = document;
     if let Value::Object(top) = &mut document {
         // A status of another version must not keep a file from being checked; nothing here reads it.

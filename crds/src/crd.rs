@@ -1,62 +1,60 @@
-//! The CustomResourceDefinition, built from the schema and the rules.
+//! The CustomResourceDefinitions, built from schemas and rules.
 //!
-//! It is checked in at `crds/pipelines.millrace.dev.yaml`, and a test compares. Plain data is enough: this crate needs no
+//! They are checked in as `crds/<plural>.millrace.dev.yaml`, and a test compares. Plain data is enough: this crate needs no
 //! Kubernetes client, and neither do the runtime and the plan compiler, which use it.
 
 use serde_json::{Map, Value, json};
 
-use crate::rules::{RULES, Rule, Twin};
-use crate::unserved::{self, UNSERVED};
-use crate::{path, schema};
-
-/// Name of the CustomResourceDefinition.
-pub const NAME: &str = "pipelines.millrace.dev";
+use crate::kind::Kind;
+use crate::rules::{Rule, Twin};
+use crate::{path, unserved};
 
 /// The whole document.
-pub fn crd() -> Value {
-    let mut pipeline = schema::pipeline().clone();
-    for rule in RULES {
+pub fn crd(kind: &Kind) -> Value {
+    let mut schema = (kind.schema)().clone();
+    for rule in kind.rules {
         for at in rule.at {
-            add_validation(&mut pipeline, at, validation(rule));
+            add_validation(&mut schema, at, validation(rule));
         }
     }
-    for row in UNSERVED {
+    for row in kind.unserved {
         let validation = json!({
             "rule": row.cel(),
             "message": format!("{}; {}", unserved::MESSAGE, row.hint),
             "fieldPath": format!(".{}", row.field),
         });
-        add_validation(&mut pipeline, row.at, validation);
+        add_validation(&mut schema, row.at, validation);
+    }
+    let mut subresources = json!({"status": {}});
+    if kind.scales {
+        subresources["scale"] = json!({
+            "specReplicasPath": ".spec.replicas",
+            "statusReplicasPath": ".status.replicas",
+            "labelSelectorPath": ".status.selector",
+        });
     }
     json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": NAME},
+        "metadata": {"name": kind.definition()},
         "spec": {
             "group": "millrace.dev",
             "scope": "Namespaced",
             "names": {
-                "kind": "Pipeline",
-                "listKind": "PipelineList",
-                "plural": "pipelines",
-                "singular": "pipeline",
-                "shortNames": ["mrp"],
+                "kind": kind.name,
+                "listKind": format!("{}List", kind.name),
+                "plural": kind.plural,
+                "singular": kind.singular,
+                "shortNames": [kind.short_name],
                 "categories": ["millrace"],
             },
             "versions": [{
                 "name": "v1alpha1",
                 "served": true,
                 "storage": true,
-                "additionalPrinterColumns": columns(),
-                "subresources": {
-                    "status": {},
-                    "scale": {
-                        "specReplicasPath": ".spec.replicas",
-                        "statusReplicasPath": ".status.replicas",
-                        "labelSelectorPath": ".status.selector",
-                    },
-                },
-                "schema": {"openAPIV3Schema": pipeline},
+                "additionalPrinterColumns": kind.printed(),
+                "subresources": subresources,
+                "schema": {"openAPIV3Schema": schema},
             }],
         },
     })
@@ -66,23 +64,9 @@ pub fn crd() -> Value {
 ///
 /// # Errors
 /// None that can occur for this document; the YAML writer's own error is passed on.
-pub fn crd_yaml() -> Result<String, serde_saphyr::ser::Error> {
+pub fn crd_yaml(kind: &Kind) -> Result<String, serde_saphyr::ser::Error> {
     let head = "# Generated from the Rust types of this crate: do not edit. UPDATE=1 cargo test -p millrace-crds rewrites it.\n";
-    serde_saphyr::to_string(&crd()).map(|body| format!("{head}{body}"))
-}
-
-/// What `kubectl get pipelines` shows.
-fn columns() -> Value {
-    let column = |name: &str, kind: &str, path: &str| json!({"name": name, "type": kind, "jsonPath": path});
-    json!([
-        column("Ready", "string", ".status.conditions[?(@.type==\"Ready\")].status"),
-        column("Phase", "string", ".status.phase"),
-        column("Desired", "integer", ".status.desiredReplicas"),
-        column("Ready-Pods", "integer", ".status.readyReplicas"),
-        column("Lag", "string", ".status.lag"),
-        column("Age", "date", ".metadata.creationTimestamp"),
-        column("Message", "string", ".status.message"),
-    ])
+    serde_saphyr::to_string(&crd(kind)).map(|body| format!("{head}{body}"))
 }
 
 fn validation(rule: &Rule) -> Value {

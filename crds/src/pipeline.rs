@@ -9,35 +9,37 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+mod autoscaling;
+pub mod burn;
 mod connection;
 mod later;
 mod sink;
+mod slo;
 mod source;
 mod status;
 mod step;
 pub(crate) mod text;
 mod worker;
 
+pub use autoscaling::{Autoscaling, AutoscalingMode, AutoscalingStatus, LastScaled};
 pub use connection::{
     Authentication, CertificateAndKey, Creation, Credentials, InternalTopics, KafkaCluster, SecretKeyRef, Tls,
 };
-pub use later::{
-    AlreadyWritten, Autoscaling, AutoscalingMode, DeletionPolicy, DesiredState, FreshnessSince, FreshnessSlo,
-    HydrateFrom, LagSlo, NameRef, Restore, Slo, UnmappedState,
-};
+pub use later::{AlreadyWritten, DeletionPolicy, DesiredState, HydrateFrom, NameRef, Restore, UnmappedState};
 pub use sink::{DeadLetter, KafkaSink, Sink, VersionPolicy, WriteMode, WriteSpec, WriteVersion};
+pub use slo::{CompletenessSlo, CorrectnessSlo, FreshnessSince, FreshnessSlo, LagSlo, Slo};
 pub use source::{
     Column, EventTime, FormatSpec, FormatType, FuturePolicy, FutureSpec, JoinDefaults, KafkaSource, KeyFormat,
     KeyFormatType, KeySpec, OnError, PartitionOffset, Partitioner, Source, StartFrom, StartPolicy, TableSpec, Versions,
 };
 pub use status::{
     Condition, ConditionStatus, Cost, ErrorSample, LastSnapshot, PartitionLag, Phase, PipelineStatus, RescaleStatus,
-    RestoredFrom, SourceStatus,
+    RescaleStep, RestoredFrom, SloStatus, SourceStatus,
 };
 pub use step::{Emit, EmitPolicy, JoinKey, JoinType, Late, Missing, Project, Step, StepKind, TableJoin, TemporalJoin};
 pub use worker::{
-    Delivery, Guarantee, LogLevel, Resources, S3Credentials, S3Storage, ServiceAccount, State, Storage, VolumeSpec,
-    VolumeType, Worker, WorkerState,
+    AzureStorage, Delivery, FileStorage, GcsStorage, Guarantee, LogLevel, Resources, S3Storage, ServiceAccount,
+    Snapshots, State, Storage, StorageCredentials, VolumeSpec, VolumeType, Worker, WorkerState,
 };
 
 /// `apiVersion` of everything in this crate.

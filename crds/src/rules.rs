@@ -51,10 +51,23 @@ fn count(object: &Object, fields: &[&str]) -> usize {
 pub const COMMIT_INTERVAL_MAX: Duration = Duration::from_secs(5);
 
 fn commit_interval_is_in_range(delivery: &Object) -> bool {
-    let text = delivery.get("commitInterval").and_then(Value::as_str).unwrap_or_default();
+    is_in_range(delivery, "commitInterval", Duration::from_ms(1), COMMIT_INTERVAL_MAX)
+}
+
+fn is_in_range(object: &Object, field: &str, least: Duration, most: Duration) -> bool {
+    let text = object.get(field).and_then(Value::as_str).unwrap_or_default();
     // CEL's durations have no days, so that its half must refuse them; no duration in range needs them.
-    !text.contains('d')
-        && text.parse::<Duration>().is_ok_and(|interval| interval > Duration::ZERO && interval <= COMMIT_INTERVAL_MAX)
+    !text.contains('d') && text.parse::<Duration>().is_ok_and(|duration| (least..=most).contains(&duration))
+}
+
+/// The same of a field that may be absent.
+fn may_be_in_range(object: &Object, field: &str, least: Duration, most: Duration) -> bool {
+    !has(object, field) || is_in_range(object, field, least, most)
+}
+
+fn min_is_not_above_max(autoscaling: &Object) -> bool {
+    let of = |field: &str| autoscaling.get(field).and_then(Value::as_u64);
+    of("minReplicas").zip(of("maxReplicas")).is_none_or(|(min, max)| min <= max)
 }
 
 fn key_fits_format(key: &Object) -> bool {
@@ -63,10 +76,14 @@ fn key_fits_format(key: &Object) -> bool {
     !string || columns == 1
 }
 
+fn upserts(sink: &Object) -> bool {
+    sink.get("write").and_then(|write| write.get("mode")).is_some_and(|mode| mode == "Upsert")
+}
+
 const STEP_KINDS: &[&str] =
     &["project", "tableJoin", "temporalJoin", "broadcastJoin", "lookupJoin", "intervalJoin", "merge", "deltaJoin"];
 
-/// Every rule.
+/// Every rule of a Pipeline.
 pub const RULES: &[Rule] = &[
     Rule {
         at: &["spec"],
@@ -119,10 +136,12 @@ pub const RULES: &[Rule] = &[
     Rule {
         at: &["spec.state.storage"],
         field: "",
-        cel: "has(self.s3)",
-        twin: Twin::Object(|storage| has(storage, "s3")),
+        cel: "[has(self.s3), has(self.gcs), has(self.azure), has(self.file)].filter(set, set).size() == 1",
+        twin: Twin::Object(|storage| {
+            ["s3", "gcs", "azure", "file"].iter().filter(|kind| has(storage, kind)).count() == 1
+        }),
         message: "exactly one kind of storage is needed",
-        hint: "write s3 with a bucket, or leave storage out",
+        hint: "keep one of s3, gcs, azure and file, or leave storage out",
     },
     Rule {
         at: &["spec.state", "spec.sources[].table"],
@@ -199,6 +218,22 @@ pub const RULES: &[Rule] = &[
         hint: "leave version out",
     },
     Rule {
+        at: &["spec.sinks[].write.version"],
+        field: "column",
+        cel: "(self.policy == 'Column') == has(self.column)",
+        twin: Twin::Object(|version| is(version, "policy", "Column") == has(version, "column")),
+        message: "belongs to policy Column, and is required there",
+        hint: "set policy Column and column together, or neither",
+    },
+    Rule {
+        at: &["spec.sinks[]"],
+        field: "key",
+        cel: "self.write.mode != 'Upsert' || has(self.key)",
+        twin: Twin::Object(|sink| has(sink, "key") || !upserts(sink)),
+        message: "is required for mode Upsert",
+        hint: "name the columns by which a row replaces another one",
+    },
+    Rule {
         at: &["spec.delivery"],
         field: "commitInterval",
         cel: "!self.commitInterval.contains('d') && duration(self.commitInterval) > duration('0s') && \
@@ -208,6 +243,23 @@ pub const RULES: &[Rule] = &[
         hint: "100ms is the default; shorter costs brokers, longer costs latency",
     },
     Rule {
+        at: &["spec.slos[]"],
+        field: "",
+        cel: "[has(self.freshness), has(self.lag), has(self.watermarkLag), has(self.completeness), \
+              has(self.correctness)].filter(set, set).size() == 1",
+        twin: Twin::Object(|slo| count(slo, &["freshness", "lag", "watermarkLag", "completeness", "correctness"]) == 1),
+        message: "exactly one of freshness, lag, watermarkLag, completeness and correctness is needed",
+        hint: "make one SLO of each",
+    },
+    Rule {
+        at: &["spec.slos[].freshness", "spec.slos[].lag", "spec.slos[].watermarkLag"],
+        field: "threshold",
+        cel: "self.threshold != '0s'",
+        twin: Twin::Object(|indicator| !is(indicator, "threshold", "0s")),
+        message: "must be longer than 0s",
+        hint: "write the longest time that is still good",
+    },
+    Rule {
         at: &["spec.worker.state.volume"],
         field: "storageClassName",
         cel: "self.type == 'Persistent' || !has(self.storageClassName)",
@@ -215,23 +267,117 @@ pub const RULES: &[Rule] = &[
         message: "belongs to type Persistent",
         hint: "set type Persistent, or leave storageClassName out",
     },
+    Rule {
+        at: &["spec.autoscaling"],
+        field: "maxReplicas",
+        cel: "self.mode == 'Disabled' || has(self.maxReplicas)",
+        twin: Twin::Object(|autoscaling| is(autoscaling, "mode", "Disabled") || has(autoscaling, "maxReplicas")),
+        message: "is required with mode Observe and Act",
+        hint: "write how many workers you would pay for",
+    },
+    Rule {
+        at: &["spec.autoscaling"],
+        field: "minReplicas",
+        cel: "!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
+        twin: Twin::Object(min_is_not_above_max),
+        message: "must not be above maxReplicas",
+        hint: "lower it, or raise maxReplicas",
+    },
+    Rule {
+        at: &["spec.autoscaling"],
+        field: "",
+        cel: "self.mode == 'Disabled' || has(self.targetLag) != has(self.catchUpTime)",
+        twin: Twin::Object(|autoscaling| {
+            is(autoscaling, "mode", "Disabled") || has(autoscaling, "targetLag") != has(autoscaling, "catchUpTime")
+        }),
+        message: "exactly one of targetLag and catchUpTime is needed with mode Observe and Act",
+        hint: "the other one follows from it: catchUpTime is ten times targetLag",
+    },
+    Rule {
+        at: &["spec.autoscaling"],
+        field: "targetLag",
+        cel: "!has(self.targetLag) || !self.targetLag.contains('d') && duration(self.targetLag) >= duration('1s') && \
+              duration(self.targetLag) <= duration('1h')",
+        twin: Twin::Object(|it| may_be_in_range(it, "targetLag", Duration::from_secs(1), Duration::from_secs(3_600))),
+        message: "must be between 1s and 1h",
+        hint: "30s suits most pipelines",
+    },
+    Rule {
+        at: &["spec.autoscaling"],
+        field: "catchUpTime",
+        cel: "!has(self.catchUpTime) || !self.catchUpTime.contains('d') && \
+              duration(self.catchUpTime) >= duration('10s') && duration(self.catchUpTime) <= duration('10h')",
+        twin: Twin::Object(|it| {
+            may_be_in_range(it, "catchUpTime", Duration::from_secs(10), Duration::from_secs(36_000))
+        }),
+        message: "must be between 10s and 10h",
+        hint: "5m suits most pipelines",
+    },
+    Rule {
+        at: &["spec.autoscaling"],
+        field: "stabilisation",
+        cel: "!has(self.stabilisation) || !self.stabilisation.contains('d') && \
+              duration(self.stabilisation) >= duration('1m') && duration(self.stabilisation) <= duration('1h')",
+        twin: Twin::Object(|it| {
+            may_be_in_range(it, "stabilisation", Duration::from_secs(60), Duration::from_secs(3_600))
+        }),
+        message: "must be between 1m and 1h",
+        hint: "5m is the default; a scaling costs a short pause of the tasks that move",
+    },
+];
+
+/// Every rule of a Savepoint.
+pub const SAVEPOINT_RULES: &[Rule] = &[
+    Rule {
+        at: &["spec"],
+        field: "",
+        cel: "has(self.pipelineRef) != has(self.from)",
+        twin: Twin::Object(|spec| has(spec, "pipelineRef") != has(spec, "from")),
+        message: "exactly one of pipelineRef and from is needed",
+        hint: "name the Pipeline that is to be saved, or where a savepoint lies",
+    },
+    Rule {
+        at: &["spec"],
+        field: "deletionPolicy",
+        cel: "self.deletionPolicy != 'Delete' || has(self.pipelineRef)",
+        twin: Twin::Object(|spec| !is(spec, "deletionPolicy", "Delete") || has(spec, "pipelineRef")),
+        message: "must be Retain for a savepoint that was imported",
+        hint: "its files belong to the Savepoint that made them",
+    },
+    Rule {
+        at: &["spec"],
+        field: "pipelineRef",
+        cel: "has(self.pipelineRef) == has(oldSelf.pipelineRef) && \
+              (!has(self.pipelineRef) || self.pipelineRef == oldSelf.pipelineRef)",
+        twin: Twin::Edit(|old, new| old.get("pipelineRef") == new.get("pipelineRef")),
+        message: "is immutable",
+        hint: "make another Savepoint",
+    },
+    Rule {
+        at: &["spec"],
+        field: "from",
+        cel: "has(self.from) == has(oldSelf.from) && (!has(self.from) || self.from == oldSelf.from)",
+        twin: Twin::Edit(|old, new| old.get("from") == new.get("from")),
+        message: "is immutable",
+        hint: "make another Savepoint",
+    },
 ];
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{path, schema};
+    use crate::{kind, path, schema};
 
     #[test]
     fn every_rule_is_about_objects_and_fields_of_the_schema() {
-        let mut pipeline = schema::pipeline().clone();
-        for rule in RULES {
-            for at in rule.at {
+        for kind in kind::ALL {
+            let mut schema = (kind.schema)().clone();
+            for (rule, at) in kind.rules.iter().flat_map(|rule| rule.at.iter().map(move |at| (rule, at))) {
                 let item = match rule.twin {
                     Twin::Items { list, .. } => format!("{at}.{list}[]"),
                     _ => (*at).to_owned(),
                 };
-                let node = path::schema_node(&mut pipeline, &item).unwrap_or_else(|| panic!("no {item}"));
+                let node = path::schema_node(&mut schema, &item).unwrap_or_else(|| panic!("no {item}"));
                 assert_eq!(node["type"], "object", "{item}");
                 assert!(rule.field.is_empty() || node["properties"].get(rule.field).is_some(), "{item} {}", rule.field);
             }

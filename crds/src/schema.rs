@@ -1,6 +1,6 @@
-//! The structural schema of a `Pipeline`, generated from the Rust types.
+//! The structural schemas of our kinds, generated from the Rust types.
 //!
-//! One schema serves everything: the CustomResourceDefinition holds it, and [`crate::check`] walks it, so the cluster and
+//! One schema of a kind serves everything: the CustomResourceDefinition holds it, and [`crate::check`] walks it, so the cluster and
 //! `millrace validate` cannot disagree. Kubernetes accepts only *structural* schemas: every node has a type, there are
 //! no references, no `oneOf`, and no null. [`structural`] turns what schemars writes into that.
 
@@ -10,6 +10,7 @@ use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 use crate::pipeline::{PipelineSpec, PipelineStatus};
+use crate::savepoint::{SavepointSpec, SavepointStatus};
 
 /// Longest `metadata.name`: it becomes part of pod names, labels and topic names.
 pub const OBJECT_NAME_LENGTH_MAX: usize = 40;
@@ -17,8 +18,28 @@ pub const OBJECT_NAME_LENGTH_MAX: usize = 40;
 pub const OBJECT_NAME_PATTERN: &str = "^[a-z]([-a-z0-9]*[a-z0-9])?$";
 
 static PIPELINE: LazyLock<Value> = LazyLock::new(|| {
+    let about = "A stream-processing pipeline: what it reads, what it does, where the results go.";
+    whole(about, schema_of::<PipelineSpec>(), schema_of::<PipelineStatus>())
+});
+
+static SAVEPOINT: LazyLock<Value> = LazyLock::new(|| {
+    let about = "A consistent copy of all that a pipeline knows, to start a pipeline from.";
+    whole(about, schema_of::<SavepointSpec>(), schema_of::<SavepointStatus>())
+});
+
+/// The structural schema of a whole `Pipeline`, without CEL rules.
+pub fn pipeline() -> &'static Value {
+    &PIPELINE
+}
+
+/// The structural schema of a whole `Savepoint`, without CEL rules.
+pub fn savepoint() -> &'static Value {
+    &SAVEPOINT
+}
+
+fn whole(about: &str, spec: Value, status: Value) -> Value {
     json!({
-        "description": "A stream-processing pipeline: what it reads, what it does, where the results go.",
+        "description": about,
         "type": "object",
         "required": ["metadata", "spec"],
         "properties": {
@@ -34,15 +55,10 @@ static PIPELINE: LazyLock<Value> = LazyLock::new(|| {
                     },
                 },
             },
-            "spec": schema_of::<PipelineSpec>(),
-            "status": schema_of::<PipelineStatus>(),
+            "spec": spec,
+            "status": status,
         },
     })
-});
-
-/// The structural schema of a whole `Pipeline`, without CEL rules.
-pub fn pipeline() -> &'static Value {
-    &PIPELINE
 }
 
 fn schema_of<T: schemars::JsonSchema>() -> Value {

@@ -16,8 +16,6 @@ pub const MESSAGE: &str = "not available in this version";
 pub enum Passes {
     /// Only the field's absence.
     Absent,
-    /// Its absence or an empty list.
-    Empty,
     /// Its absence or this one value.
     Only(&'static str),
     /// Every value but this one.
@@ -43,11 +41,14 @@ const OTHER_JOINS: &str = "use tableJoin or temporalJoin";
 
 /// Every path of the API that this version does not serve.
 pub const UNSERVED: &[Unserved] = &[
-    row("spec", "slos", Passes::Empty, "leave slos out, and alert on the metrics of /metrics"),
-    row("spec", "restore", Passes::Absent, "leave it out; the pipeline goes on from its own state"),
     row("spec", "hydrateFrom", Passes::Absent, "leave it out; the pipeline builds its state from its sources"),
-    row("spec", "deletionPolicy", Passes::AllBut("Savepoint"), "use Retain or Delete; Savepoint comes with savepoints"),
-    row("spec.autoscaling", "mode", Passes::Only("Disabled"), "leave autoscaling out and set replicas"),
+    row("spec", "deletionPolicy", Passes::AllBut("Savepoint"), "use Retain or Delete, and make a Savepoint before"),
+    row(
+        "spec.restore",
+        "unmappedState",
+        Passes::Only("Refuse"),
+        "leave it out; a restore that would lose state is refused",
+    ),
     row("spec.steps[]", "broadcastJoin", Passes::Absent, OTHER_JOINS),
     row("spec.steps[]", "lookupJoin", Passes::Absent, OTHER_JOINS),
     row("spec.steps[]", "intervalJoin", Passes::Absent, OTHER_JOINS),
@@ -55,7 +56,6 @@ pub const UNSERVED: &[Unserved] = &[
     row("spec.steps[]", "deltaJoin", Passes::Absent, OTHER_JOINS),
     row("spec.steps[].temporalJoin", "late", Passes::AllBut("Accept"), LATE),
     row("spec.sources[].table.defaults", "late", Passes::AllBut("Accept"), LATE),
-    row("spec.sinks[].write", "mode", Passes::Only("Append"), "leave write out; rows are appended"),
     row("spec.sinks[].format", "type", Passes::Only("Json"), "use Json"),
 ];
 
@@ -68,7 +68,6 @@ impl Unserved {
     pub fn passes(&self, value: &Value) -> bool {
         match self.passes {
             Passes::Absent => false,
-            Passes::Empty => value.as_array().is_some_and(Vec::is_empty),
             Passes::Only(only) => value == only,
             Passes::AllBut(other) => value != other,
         }
@@ -79,7 +78,6 @@ impl Unserved {
         let field = self.field;
         match self.passes {
             Passes::Absent => format!("!has(self.{field})"),
-            Passes::Empty => format!("!has(self.{field}) || self.{field}.size() == 0"),
             Passes::Only(only) => format!("!has(self.{field}) || self.{field} == '{only}'"),
             Passes::AllBut(other) => format!("!has(self.{field}) || self.{field} != '{other}'"),
         }
@@ -101,8 +99,17 @@ pub fn ignored_locally(pipeline: &Pipeline) -> Vec<(&'static str, &'static str)>
     if spec.replicas != 1 {
         ignored.push(("spec.replicas", "one worker runs"));
     }
+    if spec.autoscaling != Default::default() {
+        ignored.push(("spec.autoscaling", "one worker runs"));
+    }
     if spec.state.storage.is_some() {
         ignored.push(("spec.state.storage", "state is in a folder"));
+    }
+    if spec.restore.is_some() {
+        ignored.push(("spec.restore", "state is in a folder"));
+    }
+    if !spec.slos.is_empty() {
+        ignored.push(("spec.slos", "nobody counts"));
     }
     if spec.worker != Default::default() {
         ignored.push(("spec.worker", "this process is the worker"));

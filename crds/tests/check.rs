@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use millrace_crds::check::{Mistake, parse, parse_edit};
+use millrace_crds::check::{Mistake, parse, parse_edit, parse_savepoint, parse_savepoint_edit};
 use millrace_crds::duration::{Duration, DurationOrNever};
 use millrace_crds::pipeline::{
     Emit, FuturePolicy, JoinDefaults, JoinType, KeyFormatType, Late, Missing, OnError, Partitioner, Pipeline,
     StartPolicy, StepKind,
 };
-use millrace_crds::rules::RULES;
+use millrace_crds::rules::{RULES, Rule, SAVEPOINT_RULES};
 use millrace_crds::schema;
 use millrace_crds::unserved::{UNSERVED, ignored_locally};
 use serde::Deserialize;
@@ -39,6 +39,17 @@ struct Expected {
 
 fn table() -> Table {
     serde_saphyr::from_str(include_str!("bad_specs.yaml")).expect("the table of bad specs")
+}
+
+/// How a kind is read and edited, what its rules are, and its table.
+type OfKind = (fn(&Value) -> Result<(), Vec<Mistake>>, fn(&Value, &Value) -> Vec<Mistake>, &'static [Rule], Table);
+
+fn tables() -> [OfKind; 2] {
+    let savepoints = serde_saphyr::from_str(include_str!("bad_savepoints.yaml")).expect("the table of bad savepoints");
+    [
+        (|document| parse(document).map(drop), parse_edit, RULES, table()),
+        (|document| parse_savepoint(document).map(drop), parse_savepoint_edit, SAVEPOINT_RULES, savepoints),
+    ]
 }
 
 impl Case {
@@ -77,47 +88,50 @@ impl Case {
 
 #[test]
 fn every_bad_spec_gets_exactly_its_mistakes() {
-    let table = table();
-    for case in &table.cases {
-        case.compare(&parse(&case.apply(&table.base)).expect_err(&case.name));
+    for (parse, _, _, table) in tables() {
+        for case in &table.cases {
+            case.compare(&parse(&case.apply(&table.base)).expect_err(&case.name));
+        }
     }
 }
 
 #[test]
 fn every_forbidden_edit_gets_exactly_its_mistakes() {
-    let table = table();
-    for case in &table.edits {
-        let edited = case.apply(&table.base);
-        parse(&edited).expect(&case.name);
-        case.compare(&parse_edit(&table.base, &edited));
+    for (parse, parse_edit, _, table) in tables() {
+        for case in &table.edits {
+            let edited = case.apply(&table.base);
+            parse(&edited).expect(&case.name);
+            case.compare(&parse_edit(&table.base, &edited));
+        }
+        assert_eq!(parse_edit(&table.base, &table.base), []);
     }
-    assert_eq!(parse_edit(&table.base, &table.base), []);
 }
 
 #[test]
 fn every_rule_and_every_unserved_field_has_a_bad_spec() {
-    let table = table();
-    let mut mistakes: Vec<Mistake> = Vec::new();
-    for case in &table.cases {
-        mistakes.extend(parse(&case.apply(&table.base)).expect_err(&case.name));
-    }
-    for case in &table.edits {
-        mistakes.extend(parse_edit(&table.base, &case.apply(&table.base)));
-    }
     let pattern = |path: &str| {
         // `a[3].b` becomes `a[].b`.
         path.split('[').map(|part| part.split_once(']').map_or(part, |(_, rest)| rest)).collect::<Vec<_>>().join("[]")
     };
-    for rule in RULES {
-        for at in rule.at {
+    let mut all: Vec<Mistake> = Vec::new();
+    for (parse, parse_edit, rules, table) in tables() {
+        let mut mistakes: Vec<Mistake> = Vec::new();
+        for case in &table.cases {
+            mistakes.extend(parse(&case.apply(&table.base)).expect_err(&case.name));
+        }
+        for case in &table.edits {
+            mistakes.extend(parse_edit(&table.base, &case.apply(&table.base)));
+        }
+        for (rule, at) in rules.iter().flat_map(|rule| rule.at.iter().map(move |at| (rule, at))) {
             let hit = mistakes.iter().any(|mistake| {
                 mistake.message == rule.message && mistake.hint == rule.hint && pattern(&mistake.path).starts_with(at)
             });
             assert!(hit, "no bad spec for '{}' at {at}", rule.message);
         }
+        all.extend(mistakes);
     }
     for row in UNSERVED {
-        let hit = mistakes.iter().any(|mistake| {
+        let hit = all.iter().any(|mistake| {
             pattern(&mistake.path) == row.pattern() && mistake.message == millrace_crds::unserved::MESSAGE
         });
         assert!(hit, "no bad spec for {}", row.pattern());
@@ -179,6 +193,9 @@ fn defaults_are_the_documented_ones() {
     assert_eq!((table.ttl, spec.state.ttl), (DurationOrNever::Never, DurationOrNever::Never));
     assert_eq!(spec.delivery.commit_interval.ms(), 100);
     assert_eq!(spec.on_error(source), OnError::Stop);
+    let slo = &base().spec.slos[0];
+    assert_eq!((slo.kind(), slo.startup_grace, slo.min_events), ("freshness", Duration::from_secs(300), 1));
+    assert_eq!((slo.ratio(), slo.budget()), (0.999, 0.001));
 }
 
 #[test]
@@ -246,7 +263,16 @@ fn a_document_that_is_no_mapping_is_one_mistake() {
 #[test]
 fn what_local_runs_ignore_is_named() {
     let ignored = |pipeline: &Pipeline| ignored_locally(pipeline).into_iter().map(|(path, _)| path).collect::<Vec<_>>();
-    assert_eq!(ignored(&base()), ["spec.kafka", "spec.replicas", "spec.state.storage", "spec.worker"]);
+    let all = [
+        "spec.kafka",
+        "spec.replicas",
+        "spec.autoscaling",
+        "spec.state.storage",
+        "spec.restore",
+        "spec.slos",
+        "spec.worker",
+    ];
+    assert_eq!(ignored(&base()), all);
     assert_eq!(ignored(&parse(&smallest()).expect("the smallest pipeline")), ["spec.kafka"]);
 }
 

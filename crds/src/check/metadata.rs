@@ -3,9 +3,9 @@
 use serde_json::Value;
 
 use super::walk;
+use crate::kind::Kind;
 use crate::mistake::Mistake;
 use crate::path::join;
-use crate::pipeline::KIND;
 
 /// Fields of Kubernetes' ObjectMeta. Those that the server writes come along when an object is read back into a file.
 const FIELDS: &[&str] = &[
@@ -26,11 +26,11 @@ const FIELDS: &[&str] = &[
     "selfLink",
 ];
 
-pub(super) fn check(metadata: Option<&Value>, mistakes: &mut Vec<Mistake>) {
+pub(super) fn check(kind: &Kind, metadata: Option<&Value>, mistakes: &mut Vec<Mistake>) {
     // Absent, or no mapping: the walk has said so.
     let Some(Value::Object(metadata)) = metadata else { return };
     if !metadata.contains_key("name") {
-        let hint = format!("give the {KIND} a name: its topics, ids and state are named after it");
+        let hint = format!("give the {} a name: {}", kind.name, kind.name_is_for);
         mistakes.push(Mistake::new("metadata.name", None, "is required", hint));
     }
     for (name, value) in metadata {

@@ -7,9 +7,11 @@ use regex_lite::Regex;
 use serde_json::Value;
 
 use super::walk::{Node, nearest, wrong_type};
+use crate::byte_size::BYTE_SIZE_PATTERN;
 use crate::duration::{DURATION_OR_NEVER_PATTERN, DURATION_PATTERN};
 use crate::mistake::Mistake;
 use crate::pipeline::text;
+use crate::savepoint::LOCATION_PATTERN;
 use crate::timestamp::{TIMESTAMP_PATTERN, Timestamp};
 use crate::{schema, unserved};
 
@@ -25,7 +27,7 @@ pub(super) const PATTERNS: &[(&str, &str, &str)] = &[
     ),
     (
         schema::OBJECT_NAME_PATTERN,
-        "is not a name for a Pipeline",
+        "is not a name for an object of ours",
         "use a-z, 0-9 and '-'; begin with a letter, do not end with '-'",
     ),
     (text::TOPIC_PATTERN, "is not a name for topics", "use a-z, A-Z, 0-9, '.', '_' and '-'"),
@@ -37,7 +39,15 @@ pub(super) const PATTERNS: &[(&str, &str, &str)] = &[
     (text::SECRET_KEY_PATTERN, "is not a key of a Secret", "use a-z, A-Z, 0-9, '-', '_' and '.'"),
     (text::QUANTITY_PATTERN, "is not a quantity", "write it like 500m, 2 or 10Gi"),
     (text::VERSION_PATTERN, "is not a version", "write it like 0.3 or 0.3.1, in quotes"),
+    (BYTE_SIZE_PATTERN, "is not a size", "write it like 512Ki, 64Mi or 2Gi"),
+    (text::PATH_PATTERN, "is not an absolute path", "begin it with /"),
     (text::ENDPOINT_PATTERN, "is not an address", "write it like https://host:port"),
+    (
+        LOCATION_PATTERN,
+        "is not the address of a savepoint",
+        "write it as the status of the Savepoint that made it says",
+    ),
+    (text::WINDOW_PATTERN, "is not a window for an SLO", "write whole days from 7d to 90d"),
     (text::OBJECTIVE_PATTERN, "is not a percentage", "write it like \"99.9\", in quotes"),
 ];
 
@@ -145,9 +155,11 @@ mod tests {
 
     #[test]
     fn every_pattern_of_the_schema_has_words() {
-        each_pattern(schema::pipeline(), &mut |pattern| {
-            assert!(PATTERNS.iter().any(|(known, ..)| *known == pattern), "{pattern}");
-            assert!(Regex::new(pattern).is_ok(), "{pattern}");
-        });
+        for kind in crate::kind::ALL {
+            each_pattern((kind.schema)(), &mut |pattern| {
+                assert!(PATTERNS.iter().any(|(known, ..)| *known == pattern), "{pattern}");
+                assert!(Regex::new(pattern).is_ok(), "{pattern}");
+            });
+        }
     }
 }

@@ -23,8 +23,8 @@ pub struct Sink {
     /// The topic.
     pub kafka: KafkaSink,
 
-    /// What the record keys hold and how they choose their partition. Default: none; records have no key and are spread
-    /// over the partitions.
+    /// What the record keys hold and how they choose their partition. Required for mode Upsert. Default: none; records
+    /// have no key and are spread over the partitions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<KeySpec>,
 
@@ -64,7 +64,7 @@ pub enum WriteMode {
     /// Every row is a new fact.
     #[default]
     Append,
-    /// A row replaces the earlier one of its key. Not available in this version.
+    /// A row replaces the earlier one of its key, unless it is older.
     Upsert,
 }
 
@@ -75,7 +75,7 @@ pub struct WriteVersion {
     /// SourcePosition, or Column (with `column`).
     pub policy: VersionPolicy,
 
-    /// With policy Column: the column that grows.
+    /// With policy Column: the column that grows, of type INT, BIGINT, DECIMAL, DATE or TIMESTAMP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<ColumnText>")]
     pub column: Option<String>,
@@ -84,7 +84,7 @@ pub struct WriteVersion {
 /// Which of two rows of one key is the newer one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum VersionPolicy {
-    /// The one whose stream record lies later in its partition.
+    /// The one whose stream record lies later in its partition. The sink's key must hold the columns of the stream's key.
     SourcePosition,
     /// The one with the greater value of a column.
     Column,

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::autoscaling::AutoscalingStatus;
 use super::later::NameRef;
 use crate::timestamp::Timestamp;
 
@@ -26,8 +27,8 @@ pub struct PipelineStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_step: Option<String>,
 
-    /// Ready, Available, Reconciling, Stalled, SpecValid, SourcesReachable, SinksReachable, StateHealthy, SLOMet and
-    /// BackfillActive.
+    /// Ready, Available, Reconciling, Stalled, SpecValid, SourcesReachable, SinksReachable, StateHealthy, SLOMet,
+    /// SLODataMissing and BackfillActive.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
@@ -64,9 +65,13 @@ pub struct PipelineStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan_fingerprint: Option<String>,
 
-    /// A rescale under way.
+    /// Tasks on their way to other workers; absent when none is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rescale: Option<RescaleStatus>,
+
+    /// What the operator makes of the lag; absent where autoscaling is disabled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub autoscaling: Option<AutoscalingStatus>,
 
     /// What the sources have left to read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -85,9 +90,18 @@ pub struct PipelineStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_budget: Option<String>,
 
+    /// How each SLO stands.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub slos: Vec<SloStatus>,
+
     /// The newest snapshot that every task has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_snapshot: Option<LastSnapshot>,
+
+    /// The number of the history that it writes: a restore begins the next one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeline: Option<i64>,
 
     /// The savepoint that this pipeline was started from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -160,20 +174,31 @@ pub enum ConditionStatus {
     Unknown,
 }
 
-/// A rescale under way.
+/// Tasks are on their way to other workers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RescaleStatus {
-    /// Replicas before.
+    /// Workers that had tasks before.
     pub from: i32,
-    /// Replicas after.
+    /// Workers that shall have tasks.
     pub to: i32,
     /// Tasks that have moved.
-    pub tasks_moved: i32,
-    /// Tasks that must move in all.
-    pub tasks_total: i32,
-    /// When it began.
-    pub started_at: Timestamp,
+    pub moved: i32,
+    /// Tasks that are still to move. Each runs where it is.
+    pub remaining: i32,
+    /// What is done now.
+    pub step: RescaleStep,
+    /// Which workers it waits for, and what they have to do.
+    pub waits_for: String,
+}
+
+/// What is done for tasks that are to move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum RescaleStep {
+    /// Next owners read the state of some tasks.
+    WarmUp,
+    /// No next owner is ready.
+    Wait,
 }
 
 /// What a source has left to read. Absent figures are unknown, never zero.
@@ -203,6 +228,27 @@ pub struct PartitionLag {
     pub lag_ms: i64,
 }
 
+/// How an SLO stands. Figures are texts for people; programs read the operator's metrics.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SloStatus {
+    /// Name of the SLO.
+    pub name: String,
+    /// Percent that was good in the window: 99.95%. Absent while nothing was counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sli: Option<String>,
+    /// How many times faster than the objective allows the last hour spent the budget: 14.4.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burn_rate: Option<String>,
+    /// The part of the error budget that is left: 98%; below 0% it is overspent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget_left: Option<String>,
+    /// The part of the window that was observed and counted: 12%.
+    pub observed: String,
+    /// Some of the budget is left.
+    pub met: bool,
+}
+
 /// The newest snapshot that every task has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -219,8 +265,10 @@ pub struct LastSnapshot {
 pub struct RestoredFrom {
     /// The Savepoint.
     pub savepoint_ref: NameRef,
+    /// Where it lies.
+    pub location: String,
     /// The attempt that consumed it.
-    pub attempt: i32,
+    pub attempt: i64,
     /// When it was restored.
     pub time: Timestamp,
 }

@@ -21,6 +21,10 @@ pub const QUANTITY_PATTERN: &str = "^[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)(([KMGTP
 pub const VERSION_PATTERN: &str = "^[0-9]+([.][0-9]+){1,2}(-[0-9A-Za-z.-]+)?$";
 /// The address of an object store.
 pub const ENDPOINT_PATTERN: &str = "^https?://[^/].*$";
+/// A folder, from the root.
+pub const PATH_PATTERN: &str = "^/.+";
+/// Whole days from 7 to 90: rules and alerts are made for these.
+pub const WINDOW_PATTERN: &str = "^([7-9]|[1-8][0-9]|90)d$";
 /// A percentage below 100 as text, since an API has no floats.
 pub const OBJECTIVE_PATTERN: &str = "^[0-9]{1,2}([.][0-9]{1,4})?$";
 
@@ -64,6 +68,8 @@ texts! {
         "pattern": QUANTITY_PATTERN,
         "maxLength": 32
     };
+    /// The window of an SLO.
+    WindowText = {"type": "string", "minLength": 1, "maxLength": 40, "pattern": WINDOW_PATTERN};
     /// A whole object that we pass on as it is.
     RawObject = {"type": "object", "x-kubernetes-preserve-unknown-fields": true};
 }

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::source::never;
-use super::text::{ENDPOINT_PATTERN, ObjectNameText, QuantityText, RawObject, VERSION_PATTERN};
+use super::text::{ENDPOINT_PATTERN, ObjectNameText, PATH_PATTERN, QuantityText, RawObject, VERSION_PATTERN};
+use crate::byte_size::ByteSize;
 use crate::duration::{Duration, DurationOrNever};
 
 /// How long state lives, and where its snapshots are.
@@ -22,11 +23,44 @@ pub struct State {
     /// Where snapshots go. Immutable. Default: none, state lives in changelog topics only; then savepoints are refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage: Option<Storage>,
+
+    /// How often snapshots are made, and how many are kept, where there is `storage`. Default: after 64Mi, 3 are kept.
+    #[serde(default)]
+    pub snapshots: Snapshots,
 }
 
 impl Default for State {
     fn default() -> Self {
-        Self { ttl: never(), storage: None }
+        Self { ttl: never(), storage: None, snapshots: Snapshots::default() }
+    }
+}
+
+/// When a task's state is copied to storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Snapshots {
+    /// When a task's changelog has grown by so much since its last snapshot; a restore reads about so much of it at most.
+    /// Default: 64Mi.
+    #[serde(default = "default_after")]
+    pub after: ByteSize,
+
+    /// How many snapshots of a task are kept beside those that savepoints need. Default: 3.
+    #[serde(default = "default_keep")]
+    #[schemars(range(min = 2, max = 100))]
+    pub keep: u32,
+}
+
+const fn default_after() -> ByteSize {
+    ByteSize::mebibytes(64)
+}
+
+const fn default_keep() -> u32 {
+    3
+}
+
+impl Default for Snapshots {
+    fn default() -> Self {
+        Self { after: default_after(), keep: default_keep() }
     }
 }
 
@@ -34,9 +68,18 @@ impl Default for State {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Storage {
-    /// A bucket of S3 or of a store that speaks its protocol.
+    /// A bucket of S3 or of a store that speaks its protocol. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub s3: Option<S3Storage>,
+    /// A bucket of Google Cloud Storage. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gcs: Option<GcsStorage>,
+    /// A container of Azure Blob Storage. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub azure: Option<AzureStorage>,
+    /// A folder that every worker sees at the same path, such as a shared volume. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<FileStorage>,
 }
 
 /// A bucket.
@@ -63,16 +106,70 @@ pub struct S3Storage {
     pub path_style: bool,
     /// Secret with the keys `accessKeyId` and `secretAccessKey`. Default: none, workload identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub credentials: Option<S3Credentials>,
+    pub credentials: Option<StorageCredentials>,
+}
+
+/// A bucket of Google Cloud Storage.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GcsStorage {
+    /// Name of the bucket.
+    #[schemars(length(min = 3, max = 222))]
+    pub bucket: String,
+    /// What the names of our objects start with. Default: nothing.
+    #[serde(default)]
+    #[schemars(length(max = 512))]
+    pub prefix: String,
+    /// Secret with the key `serviceAccountKey`, a service account's JSON. Default: none, workload identity.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials: Option<StorageCredentials>,
+}
+
+/// A container of Azure Blob Storage.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AzureStorage {
+    /// Name of the storage account.
+    #[schemars(length(min = 3, max = 24))]
+    pub account: String,
+    /// Name of the container.
+    #[schemars(length(min = 3, max = 63))]
+    pub container: String,
+    /// What the names of our objects start with. Default: nothing.
+    #[serde(default)]
+    #[schemars(length(max = 512))]
+    pub prefix: String,
+    /// Secret with the key `accountKey`. Default: none, workload identity.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials: Option<StorageCredentials>,
+}
+
+/// A folder.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FileStorage {
+    /// Absolute path of the folder; in pods, where `worker.podTemplate` mounts the volume.
+    #[schemars(length(min = 2, max = 1024), regex(pattern = PATH_PATTERN))]
+    pub path: String,
 }
 
 /// A Secret in the pipeline's namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct S3Credentials {
+pub struct StorageCredentials {
     /// Name of the Secret.
     #[schemars(with = "ObjectNameText")]
     pub name: String,
+}
+
+impl Storage {
+    /// The Secret that it needs.
+    pub fn credentials(&self) -> Option<&StorageCredentials> {
+        let Self { s3, gcs, azure, file: _ } = self;
+        let s3 = s3.as_ref().and_then(|s3| s3.credentials.as_ref());
+        let gcs = gcs.as_ref().and_then(|gcs| gcs.credentials.as_ref());
+        s3.or(gcs).or(azure.as_ref().and_then(|azure| azure.credentials.as_ref()))
+    }
 }
 
 /// What is promised about results, and how often they become visible.
