@@ -3,12 +3,15 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use millrace_crds::check::{self, Mistake};
 use millrace_crds::pipeline::Pipeline;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, reload};
+
+use crate::worker::SetLogLevel;
 
 mod cleanup;
 mod compile;
@@ -17,6 +20,8 @@ mod diff;
 mod explain;
 mod preflight;
 mod run;
+mod savepoint;
+mod snapshot;
 mod test;
 mod validate;
 
@@ -51,6 +56,12 @@ enum Command {
     Compile(compile::Args),
     /// Deletes what a pipeline made in Kafka: its own topics and groups. What it wrote to topics of the user stays.
     Cleanup(preflight::Args),
+    /// Lists and verifies the snapshots of a pipeline's tasks.
+    Snapshot(snapshot::Args),
+    /// Writes, deletes and verifies savepoints.
+    Savepoint(savepoint::Args),
+    /// Begins a new timeline of a pipeline with a savepoint, while no worker runs.
+    Restore(savepoint::RestoreArgs),
     /// Prints the plan of a pipeline.
     Explain(explain::Args),
     /// Says what an edit of a pipeline does.
@@ -104,17 +115,26 @@ pub fn main() -> ExitCode {
         }
     };
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if cli.log_json {
-        logs.json().init()
+    let set_log_level = if cli.log_json {
+        let logs = logs.json().with_filter_reloading();
+        let filter = logs.reload_handle();
+        logs.init();
+        set_log_level(cli.log_level, move |next| filter.reload(next))
     } else {
-        logs.with_target(false).init()
-    }
+        let logs = logs.with_target(false).with_filter_reloading();
+        let filter = logs.reload_handle();
+        logs.init();
+        set_log_level(cli.log_level, move |next| filter.reload(next))
+    };
     let outcome = match cli.command {
-        Command::Run(args) => run::run(args),
+        Command::Run(args) => run::run(args, set_log_level),
         Command::Validate(args) => validate::run(&args),
         Command::Preflight(args) => preflight::run(&args),
         Command::Compile(args) => compile::run(&args),
         Command::Cleanup(args) => cleanup::run(&args),
+        Command::Snapshot(args) => snapshot::run(&args),
+        Command::Savepoint(args) => savepoint::run(&args),
+        Command::Restore(args) => savepoint::restored(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Test(args) => test::run(&args),
@@ -137,6 +157,21 @@ pub fn main() -> ExitCode {
             ExitCode::from(MISTAKES)
         }
     }
+}
+
+/// Changes what is logged while the process runs.
+fn set_log_level(
+    first: String,
+    reload: impl Fn(EnvFilter) -> Result<(), reload::Error> + Send + Sync + 'static,
+) -> SetLogLevel {
+    Arc::new(move |level| {
+        let level = level.unwrap_or(&first);
+        let filter = EnvFilter::try_new(level).map_err(|error| error.to_string());
+        match filter.and_then(|filter| reload(filter).map_err(|error| error.to_string())) {
+            Ok(()) => tracing::info!(level, "logs at another level"),
+            Err(error) => tracing::error!(level, error, "cannot log at this level"),
+        }
+    })
 }
 
 /// Reads a file as a document.

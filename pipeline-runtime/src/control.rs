@@ -1,21 +1,25 @@
 //! The control API of a worker, for the operator alone: HTTPS with TLS 1.3, and both sides show a certificate.
 //!
-//! `GET /v1/status` says how the worker is. `PUT /v1/assignment` hands it an assignment, which it follows if it is newer
-//! than that of its file: kubelets bring files late.
+//! `GET /v1/status` says how the worker is. `PUT /v1/assignment` hands it an assignment, which it follows if it is
+//! newer than that of its file: kubelets bring files late. `PUT /v1/let-go` says that nobody will take its tasks: a
+//! worker that is told to end waits for nobody then. `GET /v1/slices?from=<index>` says what it saw in each slice of 10 s
+//! that has ended, from that index on (a slice's index is the wall clock's milliseconds by 10,000); without `from`, from
+//! the first one that it keeps, which is an hour old. Five minutes of slices come at once. Asking again gives the same:
+//! nobody loses a slice by not having asked for it.
 //!
 //! The certificates are files that somebody replaces. They are read again each second, and a set that does not work
 //! leaves the last one in force, so a rotation that is half done refuses nobody.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::State;
+use axum::extract::{RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, put};
@@ -38,6 +42,7 @@ use tokio_rustls::server::TlsStream;
 
 use crate::clock;
 use crate::http::{self, Server};
+use crate::metrics::Metrics;
 
 /// How often the files are looked at.
 const REREAD_MS: u64 = 1_000;
@@ -57,14 +62,28 @@ pub struct ControlConfig {
 }
 
 /// What the API and its worker hand each other.
-#[derive(Default)]
 pub struct Desk {
+    metrics: Arc<Metrics>,
     report: Mutex<WorkerReport>,
     pushed: Mutex<Option<Assignment>>,
     news: AtomicBool,
+    /// When the worker was asked last, steady milliseconds.
+    asked_ms: AtomicU64,
+    let_go: AtomicBool,
 }
 
 impl Desk {
+    pub fn new(metrics: Arc<Metrics>) -> Self {
+        Self {
+            metrics,
+            report: Mutex::default(),
+            pushed: Mutex::default(),
+            news: AtomicBool::default(),
+            asked_ms: AtomicU64::default(),
+            let_go: AtomicBool::default(),
+        }
+    }
+
     pub fn show(&self, report: WorkerReport) {
         *lock(&self.report) = report;
     }
@@ -77,6 +96,15 @@ impl Desk {
     /// True once for each assignment that was handed over.
     pub fn news(&self) -> bool {
         self.news.swap(false, Ordering::Relaxed)
+    }
+
+    pub fn asked_ms(&self) -> u64 {
+        self.asked_ms.load(Ordering::Relaxed)
+    }
+
+    /// Whether it was said that nobody will take the worker's tasks.
+    pub fn let_go(&self) -> bool {
+        self.let_go.load(Ordering::Relaxed)
     }
 
     fn take(&self, body: &[u8]) -> Taken {
@@ -119,7 +147,9 @@ pub fn serve(config: &ControlConfig, desk: &Arc<Desk>) -> anyhow::Result<Server>
     let certificates = Certificates::read(&config.dir)?;
     let router = Router::new()
         .route("/v1/status", get(status))
+        .route("/v1/slices", get(slices))
         .route("/v1/assignment", put(assignment))
+        .route("/v1/let-go", put(let_go))
         .with_state(Arc::clone(desk));
     let server = http::start("control", config.address, router, |tcp| Authenticated {
         tcp,
@@ -131,8 +161,29 @@ pub fn serve(config: &ControlConfig, desk: &Arc<Desk>) -> anyhow::Result<Server>
 }
 
 async fn status(State(desk): State<Arc<Desk>>) -> Response {
+    desk.asked_ms.store(clock::steady_ms(), Ordering::Relaxed);
     let report = lock(&desk.report).clone();
     json(StatusCode::OK, &report)
+}
+
+async fn slices(State(desk): State<Arc<Desk>>, RawQuery(query): RawQuery) -> Response {
+    match first_index(query.as_deref().unwrap_or_default()) {
+        Ok(from) => {
+            let worker = lock(&desk.report).worker;
+            json(StatusCode::OK, &desk.metrics.slices_from(worker, from, clock::now_ms()))
+        }
+        Err(why) => json(StatusCode::BAD_REQUEST, &serde_json::json!({"error": why})),
+    }
+}
+
+/// The one parameter of the slices' query.
+fn first_index(query: &str) -> Result<i64, String> {
+    let index = match query.split_once('=') {
+        None if query.is_empty() => return Ok(0),
+        Some(("from", index)) => index.parse().ok(),
+        _ => None,
+    };
+    index.ok_or_else(|| format!("'{query}' is not from=<index>"))
 }
 
 async fn assignment(State(desk): State<Arc<Desk>>, body: Bytes) -> Response {
@@ -141,6 +192,11 @@ async fn assignment(State(desk): State<Arc<Desk>>, body: Bytes) -> Response {
         Taken::Older(generation) => json(StatusCode::CONFLICT, &serde_json::json!({"generation": generation})),
         Taken::Mistaken(why) => json(StatusCode::BAD_REQUEST, &serde_json::json!({"error": why})),
     }
+}
+
+async fn let_go(State(desk): State<Arc<Desk>>) -> StatusCode {
+    desk.let_go.store(true, Ordering::Relaxed);
+    StatusCode::OK
 }
 
 fn json(status: StatusCode, body: &impl serde::Serialize) -> Response {
@@ -259,7 +315,8 @@ fn read(dir: &Path) -> anyhow::Result<[Vec<u8>; 3]> {
     Ok([file("ca.crt")?, file("tls.crt")?, file("tls.key")?])
 }
 
-fn configured([authorities, chain, key]: &[Vec<u8>; 3]) -> anyhow::Result<ServerConfig> {
+/// How a worker serves with these certificates: `ca.crt`, `tls.crt` and `tls.key`.
+pub fn configured([authorities, chain, key]: &[Vec<u8>; 3]) -> anyhow::Result<ServerConfig> {
     let mut trusted = RootCertStore::empty();
     for authority in CertificateDer::pem_slice_iter(authorities) {
         trusted.add(authority.context("read ca.crt")?).context("trust an authority of ca.crt")?;
@@ -280,7 +337,7 @@ mod tests {
     use super::*;
 
     fn desk(generation: u64, highest: u64) -> Desk {
-        let desk = Desk::default();
+        let desk = Desk::new(Arc::new(Metrics::new().expect("metrics")));
         desk.show(WorkerReport {
             generation: Generation(generation),
             highest_generation: Generation(highest),
@@ -328,6 +385,14 @@ mod tests {
         assert!(!desk.news());
         assert_eq!(desk.take(&body(5, 0)), Taken::Older(Generation(6)));
         assert_eq!(desk.pushed().map(|held| held.generation), Some(Generation(6)));
+    }
+
+    #[test]
+    fn slices_are_asked_for_by_an_index() {
+        assert_eq!((first_index(""), first_index("from=170")), (Ok(0), Ok(170)));
+        for query in ["from", "from=", "from=x", "from=1&from=2", "to=3"] {
+            assert_eq!(first_index(query), Err(format!("'{query}' is not from=<index>")));
+        }
     }
 
     #[test]

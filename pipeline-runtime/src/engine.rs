@@ -13,29 +13,35 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use millrace_core::epoch::{
-    ApplyPermit, CommitOutcome, Delivery, LaneEpoch, Limit, Loss, Next, OutOfOrder, Phase, TIMERS,
-};
-use millrace_core::ids::{Epoch, Generation, Offset, Partition, TaskId, Timeline};
+use millrace_core::epoch::{ApplyPermit, CommitOutcome, Delivery, LaneEpoch, Limit, Next, OutOfOrder, TIMERS};
+use millrace_core::ids::{Epoch, Generation, Offset, TaskId, Timeline};
 use millrace_core::plan::{InputFrom, Plan, Stage};
 
 use crate::clock;
 use crate::log::{Assignment, CommitError, End, InputId, InternalKind, Log, LogError, Outbox};
 use crate::metrics::Metrics;
 use crate::state::{StateBudget, TaskState};
-use build::{Begin, BuildError, Builder, Known};
+use crate::storage::Storage;
+use build::{Begin, BuildError, Builder, compacted};
+use drain::Drain;
+use restore::{Go, Known, Reach, Reading, Restored};
 use task::{Now, Task, TaskError};
 use topology::{Names, Topology, grows};
+use trouble::{Trouble, fault, of};
 
 pub mod build;
 pub mod changes;
 pub mod dead_letter;
+mod drain;
 pub mod exchange;
 pub mod flow;
+mod landing;
+pub mod restore;
 pub mod sink;
 pub mod source;
 pub mod task;
 pub mod topology;
+mod trouble;
 
 /// Records that are taken at once: enough that work is done in batches, few enough that an epoch ends in time.
 pub const BATCH_RECORDS: usize = 4096;
@@ -62,6 +68,9 @@ pub struct EngineConfig {
     pub budget: StateBudget,
     /// The fault of one task stops that task only, not the lane.
     pub isolate: bool,
+    /// Where snapshots are; `None`: there are none.
+    pub storage: Option<Storage>,
+    pub timeline: Timeline,
     /// How long a transaction may be open before the brokers end it; `None`: for ever.
     pub epoch_timeout_ms: Option<u64>,
 }
@@ -92,7 +101,7 @@ impl EngineError {
     pub fn passes(&self) -> bool {
         match self {
             Self::Log(error) => error.passes(),
-            Self::Build(error) => matches!(&**error, BuildError::Log(error) if error.passes()),
+            Self::Build(error) => error.passes(),
             Self::Commit(_) | Self::Task { .. } | Self::Order(_) => false,
         }
     }
@@ -131,52 +140,6 @@ pub enum Step {
     Lost(CommitError),
 }
 
-/// What has gone wrong in a step.
-enum Trouble {
-    /// Ends the process.
-    Fatal(EngineError),
-    /// Of one task alone.
-    Task(TaskId, EngineError),
-    /// Something in the epoch can never be committed.
-    Refused(LogError),
-    /// The epoch was not committed, for a reason that passes.
-    Dropped(LogError),
-    Lost(CommitError),
-}
-
-impl<E: Into<EngineError>> From<E> for Trouble {
-    fn from(error: E) -> Self {
-        Self::Fatal(error.into())
-    }
-}
-
-/// Everything that is there shall come out, and nothing after it.
-struct Drain {
-    /// When it began: only ends that were looked up since count.
-    since_ms: i64,
-    /// Where each partition of a source ended then, and when exactly that was.
-    ends: BTreeMap<(String, Partition), (Offset, i64)>,
-}
-
-impl Drain {
-    /// Where an input of a task ends. Rows between stages have no end but what their writers say.
-    fn end(&self, task: &Task, input: usize) -> Option<Offset> {
-        self.ends.get(&(task.inputs[input].topic.clone(), task.id.partition)).map(|(offset, _)| *offset)
-    }
-
-    /// The end of a source's partition as its task shall see it.
-    fn bound(&mut self, topic: &str, partition: Partition, end: End) -> End {
-        let key = (topic.to_owned(), partition);
-        if end.as_of_ms > self.since_ms {
-            self.ends.entry(key.clone()).or_insert((end.offset, end.as_of_ms));
-        }
-        match self.ends.get(&key) {
-            Some((offset, as_of_ms)) => End { offset: *offset, as_of_ms: *as_of_ms, ended: true, ..end },
-            None => end,
-        }
-    }
-}
-
 struct Route {
     slot: usize,
     input: usize,
@@ -193,8 +156,10 @@ pub struct Engine<L> {
     routes: Vec<Option<Route>>,
     /// Restored, and not running yet.
     restored: BTreeMap<TaskId, Task>,
-    /// Of tasks that ran when the log's identity was lost.
+    /// Of tasks that do not run: that ran when the log's identity was lost, or that somebody has begun to restore.
     states: BTreeMap<TaskId, TaskState>,
+    /// Records of changelogs that were read here for tasks that do not run yet.
+    tails: BTreeMap<TaskId, u64>,
     /// Tasks that shall read no more and leave with their next commit.
     finishing: BTreeSet<TaskId>,
     /// Tasks that were stopped by their own fault, with their last committed epoch.
@@ -206,6 +171,8 @@ pub struct Engine<L> {
     refusal: String,
     outbox: Outbox,
     drain: Option<Drain>,
+    /// A savepoint is being made, and what lies between stages may belong to it.
+    hold_trims: bool,
     /// Since when something of the open epoch is with the log.
     open_since_ms: Option<u64>,
     /// When its commit was asked for.
@@ -231,7 +198,7 @@ pub struct InternalTopic {
 pub fn internal_topics(plan: &Plan, topology: &Topology, names: &Names) -> Vec<InternalTopic> {
     let changelog = |stage: &Stage| InternalTopic {
         name: names.changelog(&stage.name),
-        kind: InternalKind::Changelog,
+        kind: if plan.snapshots { InternalKind::TrimmedChangelog } else { InternalKind::Changelog },
         partitions: topology.tasks[&stage.name],
         grows: grows(plan, stage),
     };
@@ -253,38 +220,26 @@ impl<L: Log> Engine<L> {
         config: EngineConfig,
         metrics: Arc<Metrics>,
     ) -> Result<Self, EngineError> {
-        let names = Names::new(&plan.prefix, Timeline(1));
+        let compacted = compacted(&plan, &mut log)?;
+        let builder = Builder::new(plan, topology, &config, compacted);
+        let Builder { plan, topology, names, .. } = &builder;
         for topic in plan.sinks.iter().map(|s| &s.topic).chain(&plan.dead_letter) {
             log.open_output(topic)?;
         }
-        for topic in internal_topics(&plan, &topology, &names) {
+        for topic in internal_topics(plan, topology, names) {
             log.create_internal(&topic.name, topic.kind, topic.partitions)?;
-        }
-        let mut compacted = BTreeMap::new();
-        for source in plan.sources.iter().filter(|s| s.table.is_some()) {
-            if let Some(tombstones_ms) = log.compacted(&source.topic)? {
-                compacted.insert(source.name.clone(), tombstones_ms);
-            }
         }
         let now = now();
         Ok(Self {
             log,
-            builder: Builder {
-                compacted,
-                plan,
-                topology,
-                names,
-                budget: config.budget.clone(),
-                state_dir: config.state_dir.join("tasks"),
-                waiting_rows_max: config.waiting_rows_max,
-                accepts: Vec::new(),
-            },
+            builder,
             config,
             epoch: LaneEpoch::default(),
             tasks: Vec::new(),
             routes: Vec::new(),
             restored: BTreeMap::new(),
             states: BTreeMap::new(),
+            tails: BTreeMap::new(),
             finishing: BTreeSet::new(),
             stopped: BTreeMap::new(),
             faults: Vec::new(),
@@ -292,6 +247,7 @@ impl<L: Log> Engine<L> {
             refusal: String::new(),
             outbox: Outbox::default(),
             drain: None,
+            hold_trims: false,
             open_since_ms: None,
             asked_ms: None,
             sent_bytes: 0,
@@ -310,7 +266,7 @@ impl<L: Log> Engine<L> {
         config: EngineConfig,
         metrics: Arc<Metrics>,
     ) -> Result<Self, EngineError> {
-        let names = Names::new(&plan.prefix, Timeline(1));
+        let names = Names::new(&plan.prefix, config.timeline);
         let topology = Topology::resolve(&plan, &names, &|_| None, &mut log)?;
         let mut engine = Self::open(plan, topology, log, config, metrics)?;
         engine.log.initialise()?;
@@ -330,6 +286,9 @@ impl<L: Log> Engine<L> {
 
     /// Topics have grown: for tasks that are built from now on.
     pub fn set_topology(&mut self, topology: Topology) -> Result<(), EngineError> {
+        if topology == self.builder.topology {
+            return Ok(());
+        }
         for topic in internal_topics(&self.builder.plan, &topology, &self.builder.names) {
             self.log.create_internal(&topic.name, topic.kind, topic.partitions)?;
         }
@@ -342,46 +301,54 @@ impl<L: Log> Engine<L> {
         self.builder.accepts = accepts;
     }
 
-    /// From now on the sources end where they end now, until [`Engine::go_on`].
-    pub fn drain(&mut self) {
-        self.drain.get_or_insert_with(|| Drain { since_ms: clock::now_ms(), ends: BTreeMap::new() });
-        self.tasks.iter_mut().flatten().for_each(|task| task.heed_ends(true));
+    /// Whether rows between stages stay after they were read.
+    pub fn hold_trims(&mut self, hold: bool) {
+        self.hold_trims = hold;
     }
 
-    /// After a drain: what was said of the end is taken back. Every task is restored as after a loss; true if there was a
-    /// drain, and that is to be done.
-    pub fn go_on(&mut self) -> Result<bool, EngineError> {
-        if self.drain.take().is_none() {
-            return Ok(false);
+    /// The task commits an epoch soon, whether something happens or not.
+    pub fn touch(&mut self, id: &TaskId) {
+        if let Some(task) = self.tasks.iter_mut().flatten().find(|task| task.id == *id) {
+            task.dirty = true;
         }
-        self.suspend()?;
-        Ok(true)
     }
 
-    /// True when all that was there has come out and is committed.
-    pub fn drained(&self) -> bool {
-        let done = |task: &Task| task.finished() && task.empty();
-        self.drain.is_some() && !self.due(now()) && self.running().all(done)
+    /// From the next epoch on.
+    pub fn set_commit_interval(&mut self, ms: u64) {
+        self.config.commit_interval_ms = ms;
     }
 
     pub fn names(&self) -> &Names {
         &self.builder.names
     }
 
+    /// True for a task that does not run and whose state is open.
+    pub fn holds(&self, id: &TaskId) -> bool {
+        self.states.contains_key(id) || self.restored.contains_key(id)
+    }
+
+    /// Takes a state that somebody else has opened, for [`Self::restore`].
+    pub fn hold(&mut self, id: TaskId, state: TaskState) {
+        self.states.insert(id, state);
+    }
+
     /// Brings a task's state level with its changelog and makes the task ready to run. Returns the epoch of the last
     /// marker; below `known.needed` the task is not ready, and this is to be called again.
     pub fn restore(&mut self, id: &TaskId, known: Option<Known<'_>>) -> Result<Epoch, EngineError> {
         let open = self.states.remove(id).or_else(|| self.restored.remove(id).map(|task| task.state));
-        let restored = self.builder.restore(id, open, known, clock::now_ms(), &mut self.log)?;
-        if restored.level {
+        let reading = Reading { known, now_ms: clock::now_ms(), go: &|| Go::On, pace: &|| {} };
+        let Restored { state, marker, last, reach, records, .. } =
+            self.builder.restore(id, open, reading, &mut self.log)?;
+        *self.tails.entry(id.clone()).or_default() += records;
+        if reach == Reach::Level {
             let grown = known.and_then(|k| k.created).is_some_and(|created| id.partition.0 >= created.begun);
-            let begin = Begin { state: restored.state, marker: restored.marker, grown };
+            let begin = Begin { state, marker, grown };
             let task = self.builder.task(id, begin, clock::steady_ms(), &mut self.log, &mut self.outbox)?;
             self.restored.insert(id.clone(), task);
         } else {
-            self.states.insert(id.clone(), restored.state);
+            self.states.insert(id.clone(), state);
         }
-        Ok(restored.last)
+        Ok(last)
     }
 
     /// Runs a restored task.
@@ -396,7 +363,8 @@ impl<L: Log> Engine<L> {
         self.place(slot, task)?;
         self.stopped.remove(id);
         let resolution = self.epoch.run(id.clone(), epoch);
-        tracing::info!(task = %id, %epoch, %generation, ?resolution, "task runs");
+        let tail_records = self.tails.remove(id).unwrap_or_default();
+        tracing::info!(task = %id, %epoch, %generation, tail_records, ?resolution, "task runs");
         Ok(())
     }
 
@@ -488,6 +456,7 @@ impl<L: Log> Engine<L> {
     pub fn forget(&mut self, id: &TaskId) {
         self.restored.remove(id);
         self.states.remove(id);
+        self.tails.remove(id);
         self.stopped.remove(id);
         self.metrics.forget(id);
     }
@@ -572,127 +541,6 @@ impl<L: Log> Engine<L> {
         }
         // A quiet lane has nothing to be in time for.
         Ok(Step::Idle(if left_ms == 0 { due_ms } else { left_ms }))
-    }
-
-    /// What follows from each kind of trouble.
-    fn settle(&mut self, trouble: Trouble) -> Result<Step, EngineError> {
-        match trouble {
-            Trouble::Fatal(error) if !self.config.isolate => Err(error),
-            // Brokers that are away for longer than a look-up waits end no lane. It takes its id anew, which is tried
-            // until it succeeds, and restores its tasks: that is right whatever it was doing.
-            Trouble::Fatal(error) => {
-                let error = error.passing()?;
-                self.settle(Trouble::Lost(CommitError::Unknown(error)))
-            }
-            Trouble::Task(_, error) if !self.config.isolate => Err(error),
-            Trouble::Task(id, error) => {
-                self.epoch.abandon(&id)?;
-                self.stop_task(&id, error)?;
-                self.drop_epoch()
-            }
-            Trouble::Refused(error) => {
-                self.refusal = error.to_string();
-                tracing::warn!(error = self.refusal, "the epoch is refused, and is read again");
-                // What was refused on its way is judged like what the brokers refuse.
-                if self.epoch.phase() == Phase::Open && self.close(clock::steady_ms())?.is_empty() {
-                    return Err(error.into());
-                }
-                let next = self.epoch.delivered(Delivery::Rejected)?;
-                if let Next::AbortAndStop(id) = next {
-                    self.stop_task(&id, error.into())?;
-                }
-                self.drop_epoch()
-            }
-            Trouble::Dropped(error) => {
-                tracing::warn!(%error, "the epoch was not committed, and is read again");
-                self.epoch.rewound()?;
-                self.drop_epoch()
-            }
-            Trouble::Lost(error) => {
-                // What the brokers took for the commit is not the rows' fault.
-                let until_ms = self.asked_ms.unwrap_or_else(clock::steady_ms);
-                let open_ms = self.open_since_ms.map_or(0, |since| until_ms - since);
-                let timed_out = self.config.epoch_timeout_ms.is_some_and(|timeout| open_ms >= timeout);
-                let loss = match &error {
-                    CommitError::Fenced(_) if timed_out => Loss::TimedOut,
-                    CommitError::Fenced(_) => Loss::Fenced,
-                    CommitError::Aborted(_) | CommitError::Unknown(_) => Loss::Unknown,
-                };
-                self.take_all_out(loss)?;
-                Ok(Step::Lost(error))
-            }
-        }
-    }
-
-    /// No task runs any more; their states are kept for [`Engine::restore`], as the last committed epoch left them.
-    fn take_all_out(&mut self, loss: Loss) -> Result<(), EngineError> {
-        self.epoch.lost(loss);
-        self.outbox.clear();
-        self.begin_epoch();
-        for slot in 0..self.tasks.len() {
-            if let Some(mut task) = self.take_out(slot)? {
-                task.state.discard();
-                self.lag_unknown(&task);
-                self.states.insert(task.id, task.state);
-            }
-        }
-        self.finishing.clear();
-        Ok(())
-    }
-
-    /// Ends the epoch, and then is as if the log's identity were lost: the log is about to get new clients. An epoch that
-    /// cannot be committed is read again.
-    pub fn suspend(&mut self) -> Result<(), EngineError> {
-        let now = now();
-        if self.due(now) {
-            match self.commit(now) {
-                Err(Trouble::Fatal(error)) => return Err(error),
-                Err(trouble @ Trouble::Lost(_)) => return self.settle(trouble).map(drop),
-                Ok(_) | Err(_) => {}
-            }
-        }
-        self.take_all_out(Loss::Unknown)
-    }
-
-    fn stop_task(&mut self, id: &TaskId, error: EngineError) -> Result<(), EngineError> {
-        tracing::error!(task = %id, error = chain(&error), "task is stopped; the others go on");
-        if let Some(slot) = self.tasks.iter().position(|t| t.as_ref().is_some_and(|t| t.id == *id))
-            && let Some(task) = self.take_out(slot)?
-        {
-            self.stopped.insert(id.clone(), task.committed());
-            self.lag_unknown(&task);
-            self.metrics.running(id, false);
-        }
-        self.faults.push((id.clone(), error));
-        Ok(())
-    }
-
-    /// Drops the open epoch: every task is made again from its state, which is as the last committed epoch left it.
-    fn drop_epoch(&mut self) -> Result<Step, EngineError> {
-        self.outbox.clear();
-        if let Err(error) = self.log.abort() {
-            return self.settle(Trouble::Lost(CommitError::Unknown(error)));
-        }
-        self.begin_epoch();
-        for slot in 0..self.tasks.len() {
-            if let Err(error) = self.make_again(slot) {
-                return self.settle(Trouble::Fatal(error));
-            }
-        }
-        Ok(Step::Busy)
-    }
-
-    fn make_again(&mut self, slot: usize) -> Result<(), EngineError> {
-        let Some(mut task) = self.take_out(slot)? else { return Ok(()) };
-        // The log may not answer for a while.
-        self.lag_unknown(&task);
-        task.state.discard();
-        let (id, generation) = (task.id, task.generation);
-        let marker = self.builder.marker(&id, &task.state)?;
-        let begin = Begin { state: task.state, marker, grown: task.grown };
-        let mut task = self.builder.task(&id, begin, clock::steady_ms(), &mut self.log, &mut self.outbox)?;
-        task.generation = generation;
-        self.place(slot, task)
     }
 
     fn begin_epoch(&mut self) {
@@ -792,6 +640,7 @@ impl<L: Log> Engine<L> {
                 ticked.map_err(|error| fault(&task.id, error))?;
             }
         }
+        self.running().for_each(|task| self.metrics.runs(task, now.wall_ms));
         self.last_tick_ms = now.steady_ms;
         Ok(())
     }
@@ -843,6 +692,10 @@ impl<L: Log> Engine<L> {
                 return Err(Trouble::Lost(error));
             }
         }
+        // An epoch of which it is not known now whether it is visible says nothing of when it became so.
+        let visible_ms = clock::now_ms();
+        let committed = self.running().filter(|task| task.prepared.is_some());
+        committed.for_each(|task| self.metrics.fresh(task, visible_ms));
         self.epoch.delivered(Delivery::Complete)?;
         if let Next::Apply(permits) = self.epoch.commit_returned(CommitOutcome::Committed)? {
             self.apply(permits)?;
@@ -871,6 +724,9 @@ impl<L: Log> Engine<L> {
                     continue;
                 }
                 Err(error) => return Err(fault(&task.id, error)),
+            }
+            if self.hold_trims {
+                continue;
             }
             let partition = task.id.partition;
             for input in task.inputs.iter().filter(|i| matches!(i.reader, task::Reader::Exchange(_))) {
@@ -912,15 +768,6 @@ impl<L: Log> Engine<L> {
 
 fn flush(task: &Task) -> Result<(), EngineError> {
     task.state.flush().map_err(|error| of(&task.id, TaskError::State(error)))
-}
-
-/// Says which task it was.
-fn of(task: &TaskId, error: TaskError) -> EngineError {
-    EngineError::Task { task: task.clone(), source: Box::new(error) }
-}
-
-fn fault(task: &TaskId, error: TaskError) -> Trouble {
-    Trouble::Task(task.clone(), of(task, error))
 }
 
 /// An error with everything that it came from, in one line.

@@ -13,5 +13,8 @@ pub mod metrics;
 pub mod operator;
 pub mod row;
 pub mod rows;
+pub mod secrets;
+pub mod snapshot;
 pub mod state;
+pub mod storage;
 pub mod worker;

@@ -189,6 +189,8 @@ pub const TOMBSTONES_MS: i64 = 30 * 86_400_000;
 pub enum InternalKind {
     /// State changes and markers: the last record of each key stays.
     Changelog,
+    /// The same: everything stays until it is trimmed behind a snapshot.
+    TrimmedChangelog,
     /// Rows between stages: everything stays until it is trimmed.
     Repartition,
     /// Who runs a task: the last record of each key stays.
@@ -321,6 +323,11 @@ pub trait Log {
 
     /// The first record that a changelog partition still holds, and its end, once nothing is open in it.
     fn changelog_range(&mut self, topic: &str, partition: Partition) -> Result<Range<Offset>, LogError>;
+
+    /// What a partition holds now, for whoever reads committed records. More may be on its way.
+    fn range(&mut self, topic: &str, partition: Partition) -> Result<Range<Offset>, LogError> {
+        self.changelog_range(topic, partition)
+    }
 
     /// Reads a part of a changelog partition.
     fn read_changelog(

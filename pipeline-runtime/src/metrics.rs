@@ -1,16 +1,21 @@
 //! What a worker tells Prometheus. Counters are the totals that the epoch markers hold: they go on where they stood
-//! after a restart, and show committed work only.
+//! after a restart, and show committed work only. What it tells the operator of the last hour, by slices of time, is
+//! recorded here too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use anyhow::Context;
 use millrace_core::event_time::{WATERMARK_MAX, WATERMARK_MIN};
-use millrace_core::ids::{Partition, TaskId};
+use millrace_core::ids::{Offset, Partition, TaskId};
 use millrace_core::lag::{self, Lag, Seen};
-use millrace_core::report::{ErrorReport, SourceLag};
+use millrace_core::report::{ErrorReport, SnapshotReport, SourceLag};
+use millrace_core::slices::{Counts, Recorder, Sketch, SlicesReport};
 use millrace_core::totals::DropReason;
 use prometheus::core::Collector;
-use prometheus::{Encoder, GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
+use prometheus::{
+    Encoder, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
+};
 
 use crate::clock;
 use crate::engine::task::{Task, TaskInput};
@@ -18,9 +23,21 @@ use crate::log::End;
 
 const MILLIS_PER_SECOND: f64 = 1e3;
 const MICROS_PER_SECOND: f64 = 1e6;
+/// From one commit interval to what nobody calls fresh.
+const FRESHNESS_SECONDS: [f64; 12] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0];
+/// Numbers that JSON's readers hold exactly have 53 bits.
+const EXACT_SHIFT: u32 = 64 - 53;
 
-/// The lag that was last told, and when, by source and partition.
-type LagsTold = BTreeMap<[String; 2], (u64, Option<Lag>)>;
+/// What was last told of lags, by source and partition.
+type LagsTold = BTreeMap<[String; 2], Told>;
+
+struct Told {
+    /// Steady milliseconds.
+    at_ms: u64,
+    stage: String,
+    next: Offset,
+    lag: Option<Lag>,
+}
 
 pub struct Metrics {
     registry: Registry,
@@ -33,11 +50,54 @@ pub struct Metrics {
     waiting: IntGaugeVec,
     sources: Sources,
     task_running: IntGaugeVec,
+    task_warm: IntGaugeVec,
     watermark: GaugeVec,
+    freshness: HistogramVec,
+    snapshots: Snapshots,
+    slices: Mutex<Recorder>,
     published: Mutex<BTreeMap<TaskId, Published>>,
     told: Mutex<LagsTold>,
     /// By topic and partition.
     errors: Mutex<BTreeMap<(String, Partition), ErrorReport>>,
+}
+
+/// What goes to storage, and comes from there.
+struct Snapshots {
+    taken_seconds: GaugeVec,
+    state_bytes: IntGaugeVec,
+    uploaded_bytes: IntCounter,
+    fetched_bytes: IntCounter,
+    failures: IntCounter,
+}
+
+impl Snapshots {
+    fn new(registry: &Registry) -> prometheus::Result<Self> {
+        let task = &["stage", "partition"];
+        Ok(Self {
+            taken_seconds: float_gauge(
+                registry,
+                "millrace_snapshot_taken_timestamp_seconds",
+                "When the newest snapshot of a task that runs here was taken, seconds since the epoch",
+                task,
+            )?,
+            state_bytes: gauge(registry, "millrace_snapshot_state_bytes", "Size of the state in it", task)?,
+            uploaded_bytes: plain_counter(
+                registry,
+                "millrace_snapshot_uploaded_bytes_total",
+                "Files of states that were sent to storage, since the process began",
+            )?,
+            fetched_bytes: plain_counter(
+                registry,
+                "millrace_snapshot_fetched_bytes_total",
+                "Files of states that were fetched from storage, since the process began",
+            )?,
+            failures: plain_counter(
+                registry,
+                "millrace_snapshot_failures_total",
+                "Snapshots that could not be written, since the process began",
+            )?,
+        })
+    }
 }
 
 /// How far the reading of source partitions is.
@@ -112,8 +172,9 @@ impl Sources {
 }
 
 impl Metrics {
-    pub fn new() -> prometheus::Result<Self> {
+    pub fn new() -> anyhow::Result<Self> {
         let registry = Registry::new();
+        let process = getrandom::u64().context("draw a random number")? >> EXACT_SHIFT;
         let step = &["stage", "partition", "step"];
         Ok(Self {
             rows_in: counter(
@@ -150,12 +211,27 @@ impl Metrics {
                 "1 for a task that runs here, 0 for one that was stopped by a fault of its own",
                 &["stage", "partition"],
             )?,
+            task_warm: gauge(
+                &registry,
+                "millrace_task_warm",
+                "1 for a task that is kept level here while somebody else runs it, 0 for one that is not level yet",
+                &["stage", "partition"],
+            )?,
             watermark: float_gauge(
                 &registry,
                 "millrace_watermark_seconds",
                 "Watermark of a stage's input, seconds since the epoch",
                 &["stage", "partition", "input"],
             )?,
+            freshness: histogram(
+                &registry,
+                "millrace_freshness_seconds",
+                "From a record's timestamp to the commit of the row in a sink that it became, since the process began",
+                &FRESHNESS_SECONDS,
+                &["stage"],
+            )?,
+            snapshots: Snapshots::new(&registry)?,
+            slices: Mutex::new(Recorder::new(process, clock::now_ms())),
             registry,
             published: Mutex::new(BTreeMap::new()),
             told: Mutex::new(BTreeMap::new()),
@@ -173,9 +249,77 @@ impl Metrics {
         self.task_running.with_label_values(&[&task.stage, &task.partition.to_string()]).set(i64::from(runs));
     }
 
+    /// Publishes whether the state of a task that runs elsewhere is level here; `None`: it is not followed any more.
+    pub fn warm(&self, task: &TaskId, level: Option<bool>) {
+        let labels = [task.stage.as_str(), &task.partition.to_string()];
+        match level {
+            Some(level) => self.task_warm.with_label_values(&labels).set(i64::from(level)),
+            None => gone(self.task_warm.remove_label_values(&labels)),
+        }
+    }
+
+    /// Publishes a snapshot that was written, with what was sent for it; `None`: the task does not run here any more.
+    pub fn snapshot(&self, task: &TaskId, written: Option<(&SnapshotReport, u64)>) {
+        let labels = [task.stage.as_str(), &task.partition.to_string()];
+        let Snapshots { taken_seconds, state_bytes, .. } = &self.snapshots;
+        if let Some((report, uploaded)) = written {
+            taken_seconds.with_label_values(&labels).set(report.taken_ms as f64 / MILLIS_PER_SECOND);
+            state_bytes.with_label_values(&labels).set(i64::try_from(report.bytes).unwrap_or(i64::MAX));
+            self.uploaded(uploaded);
+        } else {
+            gone(taken_seconds.remove_label_values(&labels));
+            gone(state_bytes.remove_label_values(&labels));
+        }
+    }
+
+    pub fn uploaded(&self, bytes: u64) {
+        self.snapshots.uploaded_bytes.inc_by(bytes);
+    }
+
+    pub fn fetched(&self, bytes: u64) {
+        self.snapshots.fetched_bytes.inc_by(bytes);
+    }
+
+    pub fn snapshot_failed(&self) {
+        self.snapshots.failures.inc();
+    }
+
+    /// Publishes how long the rows took that a task's epoch has just made visible.
+    pub fn fresh(&self, task: &Task, now_ms: i64) {
+        if task.sinks().next().is_none() {
+            return;
+        }
+        let ages = || task.sinks().flat_map(|sink| sink.timestamps.ages(now_ms));
+        let event_ages = task.sinks().flat_map(|sink| sink.event_times.ages(now_ms));
+        let (freshness, event_freshness) = (Sketch::of(ages()), Sketch::of(event_ages));
+        self.slices().fresh(&task.id, &freshness, &event_freshness, now_ms);
+        let histogram = self.freshness.with_label_values(&[&task.id.stage]).local();
+        for (ms, rows) in ages() {
+            (0..rows).for_each(|_| histogram.observe(ms as f64 / MILLIS_PER_SECOND));
+        }
+        histogram.flush();
+    }
+
+    /// Records that a task runs here, and how far its watermark is behind.
+    pub fn runs(&self, task: &Task, now_ms: i64) {
+        self.slices().runs(&task.id, task.watermark_lag_ms(now_ms), now_ms);
+    }
+
+    /// What was recorded, by slices that have ended.
+    pub fn slices_from(&self, worker: u32, index: i64, now_ms: i64) -> SlicesReport {
+        self.slices().report(worker, index, now_ms)
+    }
+
+    fn slices(&self) -> MutexGuard<'_, Recorder> {
+        self.slices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Publishes the committed totals of a task.
     pub fn totals(&self, task: &Task) {
         self.note_errors(task);
+        let rows = task.inputs.iter().map(|input| input.totals.rows_in).sum();
+        let counts = Counts::of(rows, task.totals().map(|(_, totals)| totals));
+        self.slices().counts(&task.id, counts, clock::now_ms());
         let partition = task.id.partition.to_string();
         let mut published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
         let Published { counters, gauges } = published.entry(task.id.clone()).or_default();
@@ -212,6 +356,7 @@ impl Metrics {
 
     /// A task has left: what is known of it belongs to somebody else now.
     pub fn forget(&self, task: &TaskId) {
+        self.slices().forget(task);
         let mut published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(Published { counters, gauges }) = published.remove(task) else { return };
         for (name, labels) in counters.into_keys() {
@@ -242,12 +387,18 @@ impl Metrics {
     /// Publishes how far a source partition is behind; `None`: its end was not looked up yet.
     pub fn lag(&self, task: &TaskId, input: &TaskInput, end: Option<End>, now_ms: i64) {
         let labels = [input.name.as_str(), &task.partition.to_string()];
-        let lag = end.and_then(|end| {
-            let End { offset, as_of_ms, head_timestamp_ms, .. } = end;
-            let seen = Seen { next: input.next, end: offset, end_as_of_ms: as_of_ms, head_timestamp_ms };
+        let seen = end.map(|End { offset, as_of_ms, head_timestamp_ms, .. }| Seen {
+            next: input.next,
+            end: offset,
+            end_as_of_ms: as_of_ms,
+            head_timestamp_ms,
+        });
+        let lag = seen.and_then(|seen| {
+            self.slices().lag(task, &input.name, seen, now_ms);
             lag::lag(seen, now_ms)
         });
-        self.told().insert(labels.map(str::to_owned), (clock::steady_ms(), lag));
+        let told = Told { at_ms: clock::steady_ms(), stage: task.stage.clone(), next: input.next, lag };
+        self.told().insert(labels.map(str::to_owned), told);
         self.sources.lag_known.with_label_values(&labels).set(i64::from(lag.is_some()));
         match lag {
             Some(Lag { records, age_ms }) => {
@@ -268,11 +419,13 @@ impl Metrics {
     /// How far each source partition that is read here is behind.
     pub fn lags(&self) -> Vec<SourceLag> {
         let now = clock::steady_ms();
-        let lag = |([name, partition], (at, lag)): (&[String; 2], &(u64, Option<Lag>))| {
-            let lag = lag.filter(|_| now.saturating_sub(*at) <= lag::KNOWN_MS as u64);
+        let lag = |([name, partition], told): (&[String; 2], &Told)| {
+            let lag = told.lag.filter(|_| now.saturating_sub(told.at_ms) <= lag::KNOWN_MS as u64);
             SourceLag {
                 name: name.clone(),
                 partition: Partition(partition.parse().unwrap_or_default()),
+                stage: told.stage.clone(),
+                position: lag.map(|_| told.next.0),
                 lag_records: lag.map(|lag| lag.records),
                 lag_ms: lag.map(|lag| lag.age_ms),
             }
@@ -306,7 +459,7 @@ impl Metrics {
     /// answer, and a number would stand for ever.
     pub fn render(&self) -> prometheus::Result<Vec<u8>> {
         let now = clock::steady_ms();
-        for (labels, _) in self.told().iter().filter(|(_, (told, _))| now.saturating_sub(*told) > lag::KNOWN_MS as u64)
+        for (labels, _) in self.told().iter().filter(|(_, told)| now.saturating_sub(told.at_ms) > lag::KNOWN_MS as u64)
         {
             let labels = [labels[0].as_str(), labels[1].as_str()];
             self.sources.lag_known.with_label_values(&labels).set(0);
@@ -331,10 +484,26 @@ fn counter(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> prom
     register(registry, IntCounterVec::new(Opts::new(name, help), labels)?)
 }
 
+fn plain_counter(registry: &Registry, name: &str, help: &str) -> prometheus::Result<IntCounter> {
+    let counter = IntCounter::new(name, help)?;
+    registry.register(Box::new(counter.clone()))?;
+    Ok(counter)
+}
+
 fn gauge(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntGaugeVec> {
     register(registry, IntGaugeVec::new(Opts::new(name, help), labels)?)
 }
 
 fn float_gauge(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<GaugeVec> {
     register(registry, GaugeVec::new(Opts::new(name, help), labels)?)
+}
+
+fn histogram(
+    registry: &Registry,
+    name: &str,
+    help: &str,
+    buckets: &[f64],
+    labels: &[&str],
+) -> prometheus::Result<HistogramVec> {
+    register(registry, HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), labels)?)
 }

@@ -13,6 +13,7 @@ use crate::log::Outbox;
 use crate::rows::{RowMeta, Rows};
 use crate::state::{StateError, TaskState};
 
+pub mod guard;
 pub mod join;
 pub mod project;
 pub mod table_join;

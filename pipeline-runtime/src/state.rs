@@ -37,9 +37,10 @@ mod value;
 mod versions;
 mod waiting;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use millrace_core::ids::Offset;
 use millrace_core::plan::{StateKind, StateLayout};
 use rocksdb::WriteBatch;
 
@@ -63,6 +64,9 @@ pub enum StateError {
     /// The local state is damaged. Not to be retried: [`TaskState::destroy`] it and build it again from the changelog.
     #[error("local state is damaged: {0}")]
     Corrupt(String),
+    /// Somebody has it open, in this process or another. To be tried again: whoever leaves a task closes its state.
+    #[error("local state is in use: {0}")]
+    InUse(String),
     /// The disk is full or fails. Whether to retry is for whoever looks after the machine to say; nothing is lost.
     #[error("{doing}: {error}")]
     Io { doing: &'static str, error: String },
@@ -88,13 +92,15 @@ pub enum StateError {
 /// Not shared: one lane runs the task. It can move to another thread.
 #[derive(Debug)]
 pub struct TaskState {
-    db: Database,
+    db: Arc<Database>,
     overlay: Overlay,
     cache: RowCache,
     registry: Registry,
     tables: Vec<TableState>,
     ttl: Arc<TtlTable>,
     poisoned: bool,
+    /// When the changelog was last read on, wall-clock milliseconds.
+    followed_ms: i64,
     /// The state key in hand: `slot | key`.
     key: Vec<u8>,
     /// The value in hand.
@@ -128,6 +134,55 @@ impl Uncached {
     }
 }
 
+/// Makes checkpoints of an open state.
+#[derive(Clone, Debug)]
+pub struct Checkpoints(Arc<Database>);
+
+impl Checkpoints {
+    /// A copy of the last applied epoch in `dir`, which must not be there. Its files are shared with the state.
+    pub fn make(&self, dir: PathBuf) -> Result<Checkpoint, StateError> {
+        let checkpoint = Checkpoint(dir);
+        self.0.checkpoint(&checkpoint.0)?;
+        Ok(checkpoint)
+    }
+
+    /// The changelog offset behind the last applied epoch.
+    pub fn next(&self) -> Result<Offset, StateError> {
+        Ok(Offset(read_marker(&self.0)?.map_or(0, |(_, next)| next)))
+    }
+}
+
+/// A copy of a state at the end of an epoch. Its folder goes with it.
+#[derive(Debug)]
+pub struct Checkpoint(PathBuf);
+
+impl Checkpoint {
+    pub fn dir(&self) -> &Path {
+        &self.0
+    }
+
+    /// Its marker and the next changelog offset.
+    pub fn marker(&self) -> Result<(Vec<u8>, i64), StateError> {
+        let value = database::get_closed(&self.0, &MARKER_KEY)?;
+        let value = value.ok_or_else(|| StateError::Corrupt("a checkpoint without an epoch marker".into()))?;
+        parse_marker(&value)
+    }
+
+    /// All of its files.
+    pub fn files(&self) -> Result<Vec<PathBuf>, StateError> {
+        let listed = std::fs::read_dir(&self.0).and_then(|entries| entries.map(|e| Ok(e?.path())).collect());
+        listed.map_err(|error| StateError::Io { doing: "list a checkpoint", error: error.to_string() })
+    }
+}
+
+impl Drop for Checkpoint {
+    fn drop(&mut self) {
+        if let Err(error) = database::destroy(&self.0) {
+            tracing::warn!(%error, dir = %self.0.display(), "a checkpoint is left behind");
+        }
+    }
+}
+
 /// Sizes and counts for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StateMetrics {
@@ -152,7 +207,7 @@ impl TaskState {
     ) -> Result<Self, StateError> {
         assert_eq!(layouts.len(), ttl_ms.len(), "each layout has its TTL, or None");
         let ttl = Arc::new(TtlTable::new());
-        let db = Database::open(dir, budget, Arc::clone(&ttl))?;
+        let db = Arc::new(Database::open(dir, budget, Arc::clone(&ttl))?);
         read_marker(&db)?;
         let registry = Registry::new(layouts, &read_records(&db)?)?;
         let table = |(assigned, ttl_ms): (&registry::Assigned, &Option<i64>)| TableState {
@@ -170,6 +225,7 @@ impl TaskState {
             tables,
             ttl,
             poisoned: false,
+            followed_ms: i64::MIN,
             key: Vec::new(),
             value: Vec::new(),
             uncached: Uncached::default(),
@@ -186,6 +242,27 @@ impl TaskState {
     /// What the last applied epoch said: its marker and the next changelog offset. `None` in a new state.
     pub fn marker(&self) -> Result<Option<(Vec<u8>, i64)>, StateError> {
         read_marker(&self.db)
+    }
+
+    /// Puts another marker in the place of the last one: a restore begins a new history.
+    pub fn set_marker(&mut self, marker: &[u8], changelog_next: i64) -> Result<(), StateError> {
+        debug_assert!(!self.dirty(), "between two epochs");
+        self.apply(marker, changelog_next)
+    }
+
+    /// To make checkpoints with, on another thread. The state is closed once all of these are gone too.
+    pub fn checkpoints(&self) -> Checkpoints {
+        Checkpoints(Arc::clone(&self.db))
+    }
+
+    /// The changelog was read on at this time, whether something was in it or not.
+    pub fn followed(&mut self, now_ms: i64) {
+        self.followed_ms = now_ms;
+    }
+
+    /// The last such time since the state was opened; the least number if there is none.
+    pub fn followed_ms(&self) -> i64 {
+        self.followed_ms
     }
 
     /// Changes the TTL of a table of latest rows. What has expired by it is gone at once.
@@ -377,14 +454,17 @@ fn remember(
 type Record = (Vec<u8>, Vec<u8>);
 
 fn read_marker(db: &Database) -> Result<Option<(Vec<u8>, i64)>, StateError> {
-    let Some(value) = db.get(&MARKER_KEY)? else { return Ok(None) };
+    db.get(&MARKER_KEY)?.map(|value| parse_marker(&value)).transpose()
+}
+
+fn parse_marker(value: &[u8]) -> Result<(Vec<u8>, i64), StateError> {
     let short = || StateError::Corrupt("the epoch marker is cut short".into());
     let (&format, rest) = value.split_first().ok_or_else(short)?;
     if format != STATE_FORMAT {
         return Err(StateError::Format { found: format });
     }
     let (next, marker) = rest.split_first_chunk().ok_or_else(short)?;
-    Ok(Some((marker.to_vec(), i64::from_le_bytes(*next))))
+    Ok((marker.to_vec(), i64::from_le_bytes(*next)))
 }
 
 /// The meta records, without the marker.

@@ -1,7 +1,8 @@
 //! A worker: one process, its lanes on threads of their own, and the share of the pipeline's tasks that they run.
 //!
 //! At the start, before anything is taken from anybody: all that [`preflight`] looks at, whose pipeline the prefix is,
-//! and which generation and plan this is. Then each lane goes its own way.
+//! and which generation and plan this is. Then each lane goes its own way. Beside them are the [`restorer`]s, which bring
+//! states level, and a thread that makes [`snapshots`].
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,13 +14,15 @@ use std::thread::JoinHandle;
 use anyhow::{Context, bail};
 use millrace_core::assignment::Assignment;
 use millrace_core::control::{Change, Created, Incarnation, LaneId, Owner, PlanStamp, Record};
-use millrace_core::ids::{Generation, Offset, Timeline};
+use millrace_core::ids::{Generation, Offset, TaskId, Timeline};
+use millrace_core::leave::{Leave, Seen};
 use millrace_core::ownership::{ControlLog, Identity, Rules};
 use millrace_core::plan::Plan;
-use millrace_core::report::{REPORT_VERSION, WorkerReport, hex};
+use millrace_core::report::{REPORT_VERSION, WarmReport, WorkerReport, hex};
 
 use crate::clock;
 use crate::control::{self, ControlConfig, Desk};
+use crate::engine::build::{Builder, compacted, tasks_folder};
 use crate::engine::topology::{Names, Topology};
 use crate::engine::{Engine, EngineConfig, InternalTopic, internal_topics};
 use crate::log::kafka::connection::Connection;
@@ -27,30 +30,41 @@ use crate::log::kafka::control::ControlTopic;
 use crate::log::kafka::{InternalTopics, KafkaLog, KafkaLogConfig, TRANSACTION_TIMEOUT_MS, TRIM_EVERY_MS};
 use crate::log::{Log, LogError};
 use crate::metrics::Metrics;
+use crate::storage::Storage;
 use lane::{Lane, LaneState, Share, Shown, Told, transactional_id};
 use preflight::Depth;
-use rotation::{Reread, Rotation};
+use restorer::Restorers;
+use rotation::{Found, Reread, Rotation};
+pub use snapshots::SnapshotRules;
+use snapshots::Snapshots;
 use watch::Watch;
 
 pub mod cleanup;
 pub mod lane;
 pub mod preflight;
+mod restorer;
 pub mod rotation;
+pub mod savepoint;
+mod snapshots;
 mod watch;
 
 /// How long a stop may take: what is not released by then is fenced by whoever takes it.
 const STOP_MS: u64 = 20_000;
+/// How long the threads beside the lanes are waited for after that: longer than a restorer's slice.
+const THREADS_MS: u64 = 5_000;
 const LOOK_MS: u64 = 50;
 /// What a lane was told and has not taken up yet. One that has so much is stuck, and its worker waits.
 const TOLD_MAX: usize = 16;
 /// How often the assignment's file is read.
 const ASSIGNMENT_MS: u64 = 1_000;
+/// How long the next lane waits for the one before to run with new clients.
+const RECONNECT_MS: u64 = 20_000;
 /// How often the topics are looked at.
 const WATCH_MS: u64 = 10_000;
+/// Folder for checkpoints, on the disk of the states.
+const CHECKPOINTS: &str = "checkpoints";
 /// Of the state that this release writes.
 const STATE_FORMAT: u32 = 1;
-/// There is one until something can be restored.
-const TIMELINE: Timeline = Timeline(1);
 
 /// A pipeline and the cluster that it runs on.
 pub struct Job {
@@ -60,6 +74,10 @@ pub struct Job {
     pub adopt: bool,
     pub connection: Connection,
     pub internal: InternalTopics,
+    /// Which history this is: a restore begins a new one.
+    pub timeline: Timeline,
+    /// Where snapshots are; `None`: there are none.
+    pub storage: Option<Storage>,
 }
 
 pub struct WorkerConfig {
@@ -72,8 +90,15 @@ pub struct WorkerConfig {
     pub assignment: Option<PathBuf>,
     /// Where the operator asks and tells.
     pub control: Option<ControlConfig>,
+    /// How long it works on after it was told to end, so that its tasks can go to others first.
+    pub leave_within_ms: u64,
     pub engine: EngineConfig,
+    pub snapshots: SnapshotRules,
+    pub set_log_level: SetLogLevel,
 }
+
+/// Takes another level, as `--log-level` does; `None`: the one that the process was started with.
+pub type SetLogLevel = Arc<dyn Fn(Option<&str>) + Send + Sync>;
 
 /// What was found at the start.
 struct Start {
@@ -81,6 +106,8 @@ struct Start {
     assignment: Option<Assignment>,
     plan: PlanStamp,
     watch: Watch,
+    /// For the restorers.
+    builder: Builder,
 }
 
 struct Running {
@@ -88,6 +115,9 @@ struct Running {
     thread: JoinHandle<anyhow::Result<()>>,
     told: SyncSender<Told>,
     shown: Shown,
+    /// The number of the connection that it was given last, and when, if not at its start.
+    connection: u64,
+    reconnected_ms: Option<u64>,
 }
 
 impl Running {
@@ -96,41 +126,54 @@ impl Running {
     }
 }
 
-/// Runs a worker until `stop` is set or it cannot go on. `ready` says whether every task of its share runs.
+/// Runs a worker until it was told to end and has, or it cannot go on. `told_to_end` is taken back when it was heard,
+/// so that it can be said again. `ready` says whether every task of its share runs.
 pub fn run(
     config: &WorkerConfig,
     metrics: &Arc<Metrics>,
     ready: &AtomicBool,
-    stop: &Arc<AtomicBool>,
+    told_to_end: &AtomicBool,
 ) -> anyhow::Result<()> {
-    let Start { assignment, plan, watch } = start(config)?;
-    let desk = Arc::new(Desk::default());
+    let stop = &Arc::new(AtomicBool::new(false));
+    let Start { assignment, plan, watch, builder } = start(config)?;
+    forget_timelines(config)?;
+    let desk = Arc::new(Desk::new(Arc::clone(metrics)));
+    // Nothing is written by them.
+    let id = LaneId { timeline: config.job.timeline, worker: config.worker, lane: 0 };
+    let readers = KafkaLogConfig { outputs: Vec::new(), ..log_config(config, &config.job.connection, id) };
+    let (restorers, mut threads) = Restorers::start(builder.clone(), readers, metrics)?;
+    let mut snapshots = None;
+    if let Some(storage) = config.job.storage.clone() {
+        let dir = config.engine.state_dir.join(CHECKPOINTS);
+        let (started, thread) = Snapshots::start(storage, config.snapshots, dir, metrics)?;
+        threads.push(thread);
+        snapshots = Some(started);
+    }
     let mut worker = Worker {
         config,
         metrics,
         stop,
+        told_to_end,
+        leaving: None,
         plan,
         connection: config.job.connection.clone(),
-        following: Assignment {
-            generation: Generation(0),
-            plan: 0,
-            tasks: Vec::new(),
-            drain: false,
-            accepts: Vec::new(),
-        },
+        connections: 0,
+        following: Assignment::default(),
         mistake: String::new(),
         watch,
+        builder,
+        restorers,
+        snapshots,
+        threads,
         lanes: Vec::new(),
         outcome: Ok(()),
         desk: Arc::clone(&desk),
     };
     worker.publish(ready);
-    let _server = config.control.as_ref().map(|control| control::serve(control, &desk)).transpose()?;
-    let rotation = Rotation::watch(config.job.connection.clone(), Arc::clone(&config.reread), stop)?;
-    let tended = worker.tend(assignment, &rotation, ready);
+    let ended = worker.serve(assignment, ready);
     stop.store(true, Ordering::Relaxed);
-    rotation.join();
-    worker.outcome.and(tended)
+    worker.end_threads();
+    worker.outcome.and(ended)
 }
 
 /// The lanes, and what they were told.
@@ -138,14 +181,23 @@ struct Worker<'a> {
     config: &'a WorkerConfig,
     metrics: &'a Arc<Metrics>,
     stop: &'a Arc<AtomicBool>,
+    told_to_end: &'a AtomicBool,
+    leaving: Option<Leave>,
     /// Its number is that of the assignments that this worker follows.
     plan: PlanStamp,
     connection: Connection,
+    /// How many there were before this one.
+    connections: u64,
     /// Of generation 0 while there is none.
     following: Assignment,
     /// What keeps a newer assignment from being followed.
     mistake: String,
     watch: Watch,
+    builder: Builder,
+    restorers: Arc<Restorers>,
+    snapshots: Option<Arc<Snapshots>>,
+    /// Beside the lanes: the restorers', and that of the snapshots.
+    threads: Vec<JoinHandle<()>>,
     lanes: Vec<Running>,
     /// What ended the worker, if it was not told to stop.
     outcome: anyhow::Result<()>,
@@ -153,6 +205,32 @@ struct Worker<'a> {
 }
 
 impl Worker<'_> {
+    /// Answers whoever asks, watches the secrets, and runs the lanes until all have ended.
+    fn serve(&mut self, own: Option<Assignment>, ready: &AtomicBool) -> anyhow::Result<()> {
+        let Self { config, stop, .. } = *self;
+        let _server = config.control.as_ref().map(|control| control::serve(control, &self.desk)).transpose()?;
+        let rotation = Rotation::watch(config.job.connection.clone(), Arc::clone(&config.reread), stop)?;
+        let tended = self.tend(own, &rotation, ready);
+        stop.store(true, Ordering::Relaxed);
+        rotation.join();
+        tended
+    }
+
+    /// One that waits for brokers is not waited for: it writes nothing but a state that is read on from where it is.
+    fn end_threads(&mut self) {
+        self.restorers.end();
+        self.snapshots.iter().for_each(|snapshots| snapshots.end());
+        let start = clock::steady_ms();
+        while self.threads.iter().any(|thread| !thread.is_finished()) && clock::steady_ms() - start < THREADS_MS {
+            clock::pause_ms(LOOK_MS);
+        }
+        for thread in self.threads.drain(..).filter(JoinHandle::is_finished) {
+            if thread.join().is_err() {
+                tracing::error!("a thread beside the lanes has panicked");
+            }
+        }
+    }
+
     /// Starts the lanes, and looks after them until all have ended.
     fn tend(&mut self, own: Option<Assignment>, rotation: &Rotation, ready: &AtomicBool) -> anyhow::Result<()> {
         let managed = self.config.assignment.is_some();
@@ -169,6 +247,7 @@ impl Worker<'_> {
             clock::pause_ms(LOOK_MS);
             let now = clock::steady_ms();
             self.join_ended();
+            self.leave(now);
             self.publish(ready);
             if self.stop.load(Ordering::Relaxed) {
                 if now - *stopping_since.get_or_insert(now) > STOP_MS {
@@ -179,13 +258,20 @@ impl Worker<'_> {
                 }
                 continue;
             }
-            if let Some(next) = rotation.found() {
-                self.tell(|_| Told::Connection(next.clone()));
+            if self.threads.iter().any(JoinHandle::is_finished) {
+                self.fail(anyhow::anyhow!("a thread beside the lanes has panicked"));
+            }
+            let mut hurry = false;
+            if let Some(Found { connection: next, hurry: at_once }) = rotation.found() {
+                hurry = at_once;
+                self.restorers.reconnect(&next);
                 if let Err(error) = self.watch.reconnect(&next) {
                     self.fail(error.into());
                 }
                 self.connection = next;
+                self.connections += 1;
             }
+            self.reconnect(now, hurry);
             if self.desk.news() || now - last_read_ms >= ASSIGNMENT_MS {
                 last_read_ms = now;
                 self.follow_assignment()?;
@@ -198,16 +284,67 @@ impl Worker<'_> {
         Ok(())
     }
 
+    /// Once it was told to end, it stops when working on is of no more use.
+    fn leave(&mut self, now: u64) {
+        let told = self.told_to_end.swap(false, Ordering::Relaxed);
+        if self.stop.load(Ordering::Relaxed) || self.leaving.is_none() && !told {
+            return;
+        }
+        let told_again = told && self.leaving.is_some();
+        let leave = *self.leaving.get_or_insert(Leave { since_ms: now, within_ms: self.config.leave_within_ms });
+        let (asked_ms, let_go) = (self.desk.asked_ms(), self.desk.let_go());
+        let seen = Seen { now_ms: now, asked_ms, has_tasks: self.has_tasks(), let_go, told_again };
+        match leave.end(seen) {
+            Some(why) => {
+                tracing::info!(?why, "the worker ends");
+                self.stop.store(true, Ordering::Relaxed);
+            }
+            None if told => tracing::info!("told to end: works on until others have its tasks"),
+            None => {}
+        }
+    }
+
+    /// Whether it runs tasks, or is to, or may not have given all of them back yet.
+    fn has_tasks(&self) -> bool {
+        let has_some = |lane: &Running| {
+            let LaneState { generation, tasks, .. } = lane.state();
+            generation < self.following.generation || !tasks.is_empty()
+        };
+        !self.following.on(self.config.worker).is_empty() || self.lanes.iter().any(has_some)
+    }
+
+    /// Gives the newest connection to one lane after another: the next one when the tasks of the one before run again. In a
+    /// hurry all get it at once.
+    fn reconnect(&mut self, now: u64, hurry: bool) {
+        let newest = self.connections;
+        let under_way = |lane: &Running| {
+            let LaneState { ready, connection, .. } = lane.state();
+            let recent = lane.reconnected_ms.is_some_and(|at| now - at < RECONNECT_MS);
+            recent && !(ready && connection == newest)
+        };
+        if !hurry && self.lanes.iter().any(under_way) {
+            return;
+        }
+        let at_once = if hurry { self.lanes.len() } else { 1 };
+        for next in self.lanes.iter_mut().filter(|lane| lane.connection < newest).take(at_once) {
+            (next.connection, next.reconnected_ms) = (newest, Some(now));
+            // A lane that has ended says why when it is joined.
+            drop(next.told.send(Told::Connection(self.connection.clone(), newest)));
+        }
+    }
+
     /// Tells whoever asks how this worker is.
     fn publish(&self, ready: &AtomicBool) {
         let lanes: Vec<LaneState> = self.lanes.iter().map(Running::state).collect();
         let follows = self.following.generation > Generation(0);
         let messages = lanes.iter().flat_map(|lane| lane.messages.iter()).chain(Some(&self.mistake));
         let messages: Vec<String> = messages.filter(|text| !text.is_empty()).cloned().collect();
-        let runs = follows && lanes.iter().all(|lane| lane.ready);
+        let leaving = self.leaving.is_some();
+        let runs = follows && !leaving && lanes.iter().all(|lane| lane.ready);
         ready.store(runs, Ordering::Relaxed);
         let follow = lanes.iter().all(|lane| lane.generation == self.following.generation);
         let done = |lane: &LaneState| lane.drained == Some(self.following.generation);
+        let (savepoint, snapshots) = self.snapshots.as_ref().map(|snapshots| snapshots.report()).unwrap_or_default();
         self.desk.show(WorkerReport {
             version: REPORT_VERSION,
             worker: self.config.worker,
@@ -215,15 +352,23 @@ impl Worker<'_> {
             highest_generation: self.watch.known.highest_generation(),
             plan: self.plan.plan,
             plan_fingerprint: hex(self.plan.fingerprint),
-            newest_plan: self.watch.known.newest_plan().map(preflight::seen),
+            newest_plan: preflight::seen(&self.watch.known),
             stages: self.watch.topology.tasks.clone(),
             drained: self.following.drain && lanes.iter().all(done),
             tasks: lanes.into_iter().flat_map(|lane| lane.tasks).collect(),
+            warm: self.following.warm_on(self.config.worker).into_iter().map(|id| self.warm(id)).collect(),
             sources: self.metrics.lags(),
             errors: self.metrics.errors(),
+            leaving,
             ready: runs && follow && messages.is_empty(),
             messages,
+            savepoint,
+            snapshots,
         });
+    }
+
+    fn warm(&self, task: TaskId) -> WarmReport {
+        WarmReport { level: self.restorers.level(&task), stage: task.stage, partition: task.partition }
     }
 
     fn join_ended(&mut self) {
@@ -289,6 +434,9 @@ impl Worker<'_> {
         let Assignment { generation, plan, drain, .. } = assignment;
         tracing::info!(%generation, plan, drain, tasks = assignment.tasks.len(), "follows an assignment");
         self.plan.plan = plan;
+        if assignment.live.log_level != self.following.live.log_level {
+            (self.config.set_log_level)(assignment.live.log_level.as_deref());
+        }
         self.following = assignment;
         self.share()
     }
@@ -310,14 +458,25 @@ impl Worker<'_> {
         self.share()
     }
 
-    /// Tells every lane its tasks; a lane that has none yet is started.
+    /// Tells every lane its tasks; a lane that has none yet is started. What is warm is followed.
     fn share(&mut self) -> anyhow::Result<()> {
-        for id in self.following.lanes(TIMELINE, self.config.worker) {
+        self.builder.topology = self.watch.topology.clone();
+        self.builder.accepts.clone_from(&self.following.accepts);
+        let (own, warm) = (self.following.on(self.config.worker), self.following.warm_on(self.config.worker));
+        let made = |task: TaskId| {
+            let created = self.watch.known.created(&self.builder.names.changelog(&task.stage));
+            (task, created.cloned())
+        };
+        let warm = warm.into_iter().map(made).collect();
+        self.restorers.follow(&warm, &own, self.builder.clone());
+        self.snapshots.iter().for_each(|snapshots| snapshots.cut(self.following.savepoint.as_ref()));
+        for id in self.following.lanes(self.config.job.timeline, self.config.worker) {
             if self.lanes.iter().all(|l| l.lane != id) {
                 let running = self.spawn(id)?;
                 self.lanes.push(running);
             }
         }
+        let live = &self.following.live;
         self.tell(|lane| {
             Told::Share(Share {
                 generation: self.following.generation,
@@ -325,6 +484,8 @@ impl Worker<'_> {
                 topology: self.watch.topology.clone(),
                 drain: self.following.drain,
                 accepts: self.following.accepts.clone(),
+                commit_interval_ms: live.commit_interval_ms.unwrap_or(self.config.engine.commit_interval_ms),
+                cut: self.following.savepoint.is_some(),
             })
         });
         Ok(())
@@ -339,7 +500,8 @@ impl Worker<'_> {
 
     #[expect(clippy::disallowed_methods, reason = "the thread is joined by `join_ended`")]
     fn spawn(&self, id: LaneId) -> anyhow::Result<Running> {
-        let Self { config, connection, .. } = self;
+        let Self { config, connection, connections: number, .. } = self;
+        let number = *number;
         let (sender, told) = sync_channel(TOLD_MAX);
         let (log_config, connection) = (log_config(config, connection, id), connection.clone());
         let (compiled, internal, managed) =
@@ -347,42 +509,31 @@ impl Worker<'_> {
         let (engine, metrics, topology) =
             (config.engine.clone(), Arc::clone(self.metrics), self.watch.topology.clone());
         let (shown, stop, plan) = (Shown::default(), Arc::clone(self.stop), self.plan);
-        let shows = Arc::clone(&shown);
+        let (shows, beside) = (Arc::clone(&shown), (Arc::clone(&self.restorers), self.snapshots.clone()));
         let work = move || -> anyhow::Result<()> {
-            let names = Names::new(&compiled.prefix, TIMELINE);
+            let names = Names::new(&compiled.prefix, id.timeline);
             let control = ControlTopic::open(&connection, &names.control(), &internal)?;
             let engine = Engine::open(Arc::clone(&compiled), topology, KafkaLog::open(log_config)?, engine, metrics)?;
             let incarnation = Incarnation(getrandom::u64().context("draw a random number")?);
-            let identity = lane::Identity { prefix: compiled.prefix.clone(), lane: id, incarnation, plan, managed };
-            Ok(Lane::new(identity, engine, control, told, shows).run(&stop)?)
+            let prefix = compiled.prefix.clone();
+            let identity = lane::Identity { prefix, lane: id, incarnation, plan, managed, connection: number };
+            Ok(Lane::new(identity, engine, beside, control, (told, shows)).run(&stop)?)
         };
         let thread =
             std::thread::Builder::new().name(format!("lane-{}", id.lane)).spawn(work).context("start a lane")?;
-        Ok(Running { lane: id, thread, told: sender, shown })
+        Ok(Running { lane: id, thread, told: sender, shown, connection: number, reconnected_ms: None })
     }
 }
 
 /// Everything that can be wrong is found here, before a task runs.
 fn start(config: &WorkerConfig) -> anyhow::Result<Start> {
-    let Job { plan, owner, adopt, connection, internal } = &config.job;
+    let Job { plan, connection, .. } = &config.job;
     let report = preflight::check(&config.job, Depth::Start)?;
     report.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     report.pass()?;
-    let names = Names::new(&plan.prefix, TIMELINE);
-    let mut control = ControlTopic::open(connection, &names.control(), internal)?;
-    let mut known = ControlLog::new(Rules::ALL);
-    read_all(&mut control, &mut known)?;
-    loop {
-        match known.identity(owner, *adopt) {
-            Identity::Ours => break,
-            Identity::Append(record) => {
-                let position = control.append(&Change::Put(record))?;
-                take(&mut known, control.read_to(position)?);
-            }
-            Identity::Conflict(owner) => bail!(preflight::conflict(&plan.prefix, &owner)),
-        }
-    }
-    let id = LaneId { timeline: TIMELINE, worker: config.worker, lane: 0 };
+    let names = Names::new(&plan.prefix, config.job.timeline);
+    let (mut control, mut known) = take_prefix(&config.job)?;
+    let id = LaneId { timeline: config.job.timeline, worker: config.worker, lane: 0 };
     let mut log = KafkaLog::open(log_config(config, connection, id))?;
     let topology = watch::resolve(plan, &names, &known, &mut log)?;
     let mut made = false;
@@ -429,8 +580,44 @@ fn start(config: &WorkerConfig) -> anyhow::Result<Start> {
         }
     };
     tracing::info!(worker = config.worker, "worker starts");
+    let builder = Builder::new(Arc::clone(plan), topology.clone(), &config.engine, compacted(plan, &mut log)?);
     let plan = PlanStamp { plan: number, fingerprint, state_format: STATE_FORMAT };
-    Ok(Start { assignment, plan, watch: Watch::new(names, log, control, known, topology) })
+    Ok(Start { assignment, plan, watch: Watch::new(names, log, control, known, topology), builder })
+}
+
+/// Removes what is on the disk of timelines that a restore has ended.
+fn forget_timelines(config: &WorkerConfig) -> anyhow::Result<()> {
+    let (dir, own) = (&config.engine.state_dir, tasks_folder(config.job.timeline));
+    let entries = match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.with_context(|| format!("list {}", dir.display()))?,
+    };
+    for entry in entries {
+        let (path, name) = entry.map(|entry| (entry.path(), entry.file_name().to_string_lossy().into_owned()))?;
+        if name.starts_with(&tasks_folder(Timeline(1))) && name != own {
+            tracing::info!(path = %path.display(), "removes the states of another timeline");
+            std::fs::remove_dir_all(&path).with_context(|| format!("remove {}", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads the control log, and says in it that the prefix is ours, if nobody else has it.
+fn take_prefix(job: &Job) -> anyhow::Result<(ControlTopic, ControlLog)> {
+    let Job { plan, owner, adopt, connection, internal, timeline, .. } = job;
+    let mut control = ControlTopic::open(connection, &Names::new(&plan.prefix, *timeline).control(), internal)?;
+    let mut known = ControlLog::new(Rules::ALL);
+    read_all(&mut control, &mut known)?;
+    loop {
+        match known.identity(owner, *adopt) {
+            Identity::Ours => return Ok((control, known)),
+            Identity::Append(record) => {
+                let position = control.append(&Change::Put(record))?;
+                take(&mut known, control.read_to(position)?);
+            }
+            Identity::Conflict(owner) => bail!(preflight::conflict(&plan.prefix, &owner)),
+        }
+    }
 }
 
 fn spread(config: &WorkerConfig, topology: &Topology, generation: Generation, plan: u64) -> Assignment {
@@ -504,7 +691,7 @@ fn log_config(config: &WorkerConfig, connection: &Connection, lane: LaneId) -> K
 #[cfg(test)]
 mod tests {
     use millrace_core::control::ClaimId;
-    use millrace_core::ids::{Partition, TaskId};
+    use millrace_core::ids::Partition;
 
     use super::*;
 
@@ -514,11 +701,11 @@ mod tests {
     fn refused(claimed: (u64, PlanStamp), assigned: (u64, u64), runs: bool) -> Option<String> {
         let (mut known, task) =
             (ControlLog::new(Rules::ALL), TaskId { stage: "joined".to_owned(), partition: Partition(0) });
-        let lane = LaneId { timeline: TIMELINE, worker: 0, lane: 0 };
+        let lane = LaneId { timeline: Timeline(1), worker: 0, lane: 0 };
         let id = ClaimId { task, generation: Generation(claimed.0), lane, incarnation: Incarnation(1) };
         known.apply(Offset(0), Change::Put(Record::Claim { id, plan: claimed.1 }));
         let (generation, plan) = (Generation(assigned.0), assigned.1);
-        let found = Assignment { generation, plan, tasks: Vec::new(), drain: false, accepts: Vec::new() };
+        let found = Assignment { generation, plan, ..Assignment::default() };
         refusal(&found, OWN, &known, runs)
     }
 

@@ -8,7 +8,7 @@ use crate::control::LaneId;
 use crate::ids::{Generation, Partition, TaskId, Timeline};
 
 /// An assignment, as the JSON of its file holds it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Assignment {
     /// Only ever grows.
@@ -22,6 +22,44 @@ pub struct Assignment {
     /// State fingerprints (hex) of earlier plans whose state this plan goes on with.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub accepts: Vec<String>,
+    #[serde(default, skip_serializing_if = "Live::is_empty")]
+    pub live: Live,
+    /// Tasks whose state a worker brings level and keeps so, without running them: they are about to move to it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warm: Vec<Placement>,
+    /// The savepoint that is being made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub savepoint: Option<Cut>,
+}
+
+/// A cut through all tasks, from the last stage to the first.
+///
+/// A stage is cut when all stages behind it are: then what a cut reader has read was written before its writer's cut, and
+/// what lies between the two in the repartition topics is in flight, and belongs to the savepoint. Nothing waits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Cut {
+    /// Names the savepoint's folder in storage; another attempt has another id.
+    pub id: String,
+    /// Stages whose tasks are to be cut by now, each once, at an epoch after it was told.
+    pub stages: BTreeSet<String>,
+}
+
+/// What workers take up while they run. `None`: what they were started with.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Live {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub commit_interval_ms: Option<u64>,
+    /// As `--log-level` takes it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_level: Option<String>,
+}
+
+impl Live {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +69,12 @@ pub struct Placement {
     pub partition: Partition,
     pub worker: u32,
     pub lane: u32,
+}
+
+impl Placement {
+    pub fn task(&self) -> TaskId {
+        TaskId { stage: self.stage.clone(), partition: self.partition }
+    }
 }
 
 impl Assignment {
@@ -47,35 +91,43 @@ impl Assignment {
             let (worker, lane) = (workers[slot % workers.len()], (slot / workers.len()) as u32 % lanes);
             Placement { stage, partition, worker, lane }
         };
-        Self { generation, plan, tasks: tasks.into_iter().map(place).collect(), drain: false, accepts: Vec::new() }
+        Self { generation, plan, tasks: tasks.into_iter().map(place).collect(), ..Self::default() }
     }
 
     /// The tasks of one lane.
     pub fn of(&self, lane: LaneId) -> Vec<TaskId> {
         let own = self.tasks.iter().filter(|p| (p.worker, p.lane) == (lane.worker, lane.lane));
-        own.map(|p| TaskId { stage: p.stage.clone(), partition: p.partition }).collect()
+        own.map(Placement::task).collect()
+    }
+
+    /// The tasks of one worker.
+    pub fn on(&self, worker: u32) -> BTreeSet<TaskId> {
+        self.tasks.iter().filter(|p| p.worker == worker).map(Placement::task).collect()
+    }
+
+    /// The tasks that a worker keeps level. One that it runs is level anyway.
+    pub fn warm_on(&self, worker: u32) -> BTreeSet<TaskId> {
+        let warm: BTreeSet<TaskId> = self.warm.iter().filter(|p| p.worker == worker).map(Placement::task).collect();
+        &warm - &self.on(worker)
     }
 
     /// What is wrong with it, given how many tasks each stage has.
     pub fn mistakes(&self, stages: &BTreeMap<String, i32>) -> Vec<String> {
         let mut placed = BTreeSet::new();
-        let mistake = |p: &Placement| {
-            let task = TaskId { stage: p.stage.clone(), partition: p.partition };
-            if !stages.get(&p.stage).is_some_and(|count| (0..*count).contains(&p.partition.0)) {
-                Some(format!("the pipeline has no task {task}; `millrace explain` lists the stages"))
-            } else {
-                (!placed.insert(task.clone())).then(|| format!("task {task} is placed twice"))
-            }
+        let unknown = |p: &Placement| {
+            let known = stages.get(&p.stage).is_some_and(|count| (0..*count).contains(&p.partition.0));
+            (!known).then(|| format!("the pipeline has no task {}; `millrace explain` lists the stages", p.task()))
         };
-        self.tasks.iter().filter_map(mistake).collect()
+        let mistake = |p: &Placement| {
+            unknown(p).or_else(|| (!placed.insert(p.task())).then(|| format!("task {} is placed twice", p.task())))
+        };
+        self.tasks.iter().filter_map(mistake).chain(self.warm.iter().filter_map(unknown)).collect()
     }
 
-    /// The lanes of a worker that have tasks.
-    pub fn lanes(&self, timeline: Timeline, worker: u32) -> Vec<LaneId> {
-        let mut lanes: Vec<u32> = self.tasks.iter().filter(|p| p.worker == worker).map(|p| p.lane).collect();
-        lanes.sort_unstable();
-        lanes.dedup();
-        lanes.into_iter().map(|lane| LaneId { timeline, worker, lane }).collect()
+    /// The lanes of a worker that have tasks, or are about to: a task does not wait for its lane to come up.
+    pub fn lanes(&self, timeline: Timeline, worker: u32) -> BTreeSet<LaneId> {
+        let own = self.tasks.iter().chain(&self.warm).filter(|p| p.worker == worker);
+        own.map(|p| LaneId { timeline, worker, lane: p.lane }).collect()
     }
 }
 
@@ -133,8 +185,27 @@ mod tests {
     fn what_it_does_not_ask_for_is_not_written_so_that_the_release_before_reads_it() {
         let plain = Assignment::spread(Generation(3), 1, [], &[0], 1);
         assert_eq!(serde_json::to_string(&plain).expect("plain data"), r#"{"generation":3,"plan":1,"tasks":[]}"#);
-        let draining = Assignment { drain: true, accepts: vec!["00c0ffee00c0ffee".to_owned()], ..plain };
-        let text = serde_json::to_string(&draining).expect("plain data");
-        assert_eq!(serde_json::from_str::<Assignment>(&text).expect("it was written by us"), draining);
+        let live = Live { commit_interval_ms: Some(1_000), log_level: Some("debug".to_owned()) };
+        let warm = Assignment::spread(Generation(3), 1, tasks(), &[1], 1).tasks;
+        let whole = Assignment { drain: true, accepts: vec!["00c0ffee00c0ffee".to_owned()], live, warm, ..plain };
+        let text = serde_json::to_string(&whole).expect("plain data");
+        assert_eq!(serde_json::from_str::<Assignment>(&text).expect("it was written by us"), whole);
+    }
+
+    #[test]
+    fn a_worker_keeps_warm_what_is_about_to_come_and_has_the_lane_for_it() {
+        let mut spread = Assignment::spread(Generation(3), 1, tasks(), &[0], 1);
+        let warm =
+            |partition, worker, lane| Placement { stage: "a".into(), partition: Partition(partition), worker, lane };
+        spread.warm = vec![warm(0, 1, 2), warm(1, 0, 1), warm(5, 1, 0)];
+        let task = TaskId { stage: "a".into(), partition: Partition(0) };
+        let gone = TaskId { partition: Partition(5), ..task.clone() };
+        assert_eq!(spread.warm_on(1), BTreeSet::from([task, gone]));
+        assert_eq!(spread.warm_on(0), BTreeSet::new(), "what it runs is level");
+        let lanes = spread.lanes(Timeline(1), 1).into_iter().map(|id| id.lane).collect::<Vec<_>>();
+        assert_eq!(lanes, [0, 2]);
+        let stages = BTreeMap::from([("a".to_owned(), 5), ("b".to_owned(), 5)]);
+        let mistakes = spread.mistakes(&stages);
+        assert!(mistakes.len() == 1 && mistakes[0].starts_with("the pipeline has no task a/5"), "{mistakes:#?}");
     }
 }

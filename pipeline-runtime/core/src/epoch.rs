@@ -371,6 +371,10 @@ pub struct ChangelogFacts<'a> {
     /// The epoch of the local state or of a snapshot, if one reaches the start of the log.
     pub local: Option<Epoch>,
     pub stateful: bool,
+    /// The timeline began with a restore, and this task with it: it is never new.
+    pub restored: bool,
+    /// The epoch of the snapshot that it began with, if that is what was found.
+    pub begun: Option<Epoch>,
     /// As `ownership::Action::ReadTail` names it.
     pub needed: Epoch,
 }
@@ -401,6 +405,8 @@ pub enum ChangelogError {
     Truncated { topic: String, log_start: Offset },
     #[error("open changelog {topic}: it holds no marker, but the local state is of epoch {local}")]
     Emptied { topic: String, local: Epoch },
+    #[error("changelog {topic}: its timeline began with a restore, and the snapshot of this task is not in storage")]
+    NoSnapshot { topic: String },
 }
 
 /// Whether a task is new (I6). A missing marker alone proves nothing: the topic may be another one, or cut off.
@@ -422,16 +428,19 @@ pub fn changelog_start(
         }
         _ => {}
     }
-    match (found.last_marker, found.local) {
+    let marker = found.last_marker.or(found.begun);
+    // A trimmed log without a marker, but a state that reaches it: nothing was committed behind that.
+    let level = marker.or(found.local.filter(|_| found.log_start > Offset(0)));
+    match (marker, found.local) {
         (marker, None) if found.log_start > Offset(0) && (found.stateful || marker.is_none()) => {
             Err(ChangelogError::Truncated { topic, log_start: found.log_start })
         }
-        (marker, _) if marker.unwrap_or_default() < found.needed => Ok(ChangelogStart::NotLevel),
+        _ if level.unwrap_or_default() < found.needed => Ok(ChangelogStart::NotLevel),
         (Some(marker), Some(local)) if local > marker => Ok(ChangelogStart::AfterWithoutLocal(marker)),
         (Some(marker), _) => Ok(ChangelogStart::After(marker)),
-        // A trimmed log without a marker, but a snapshot: nothing was committed behind the snapshot.
         (None, Some(local)) if found.log_start > Offset(0) => Ok(ChangelogStart::After(local)),
         (None, Some(local)) => Err(ChangelogError::Emptied { topic, local }),
+        (None, None) if found.restored => Err(ChangelogError::NoSnapshot { topic }),
         (None, None) => Ok(ChangelogStart::New),
     }
 }

@@ -64,8 +64,17 @@ mod tests {
     }
 
     #[test]
-    fn case_3_a_lag_that_is_not_known_is_no_number() {
-        // The record at the position was not fetched yet, so its age is not known.
+    fn case_15_and_24_nothing_to_read_is_no_lag_be_it_hidden_expired_or_never_written() {
+        // An open transaction hides what is behind 200.
+        assert_eq!(lag(seen(200, 200, None), NOW), known(0, 0));
+        // Everything had expired when the reading began, at the end.
+        assert_eq!(lag(seen(5_000_000, 5_000_000, None), NOW), known(0, 0));
+        assert_eq!(lag(seen(0, 0, None), NOW), known(0, 0));
+    }
+
+    #[test]
+    fn case_3_and_13_a_lag_that_is_not_known_is_no_number() {
+        // The record at the position was not fetched yet, or has expired, so its age is not known.
         assert_eq!(lag(seen(0, 1_234_234, None), NOW), None);
     }
 

@@ -31,6 +31,13 @@ pub struct Marker {
     pub totals: BTreeMap<String, Totals>,
 }
 
+impl Marker {
+    /// Where the task stands in a topic that it reads.
+    pub fn input(&self, topic: &str) -> Option<&InputMark> {
+        self.inputs.iter().find(|mark| mark.topic == topic)
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InputMark {
     pub topic: String,

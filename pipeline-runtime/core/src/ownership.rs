@@ -35,6 +35,8 @@ pub enum Rule {
     NewerGenerationStops,
     /// A release says which epoch was the last.
     ReleaseNamesLastEpoch,
+    /// So does the release of a task that is assigned away while it is restored, as far as its lane knows.
+    WithdrawnReleaseNamesWhatIsKnown,
     /// A taker is level only when it has read the marker that the release names.
     TakerWaitsForNamedMarker,
     /// A release cancels one claim, not all claims of its lane.

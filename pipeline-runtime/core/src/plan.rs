@@ -16,13 +16,15 @@ pub struct Plan {
     pub format: u32,
     /// Everything we own in Kafka and in storage starts with it.
     pub prefix: String,
+    /// Tasks have snapshots in storage, and their changelogs are trimmed behind them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub snapshots: bool,
     pub sources: Vec<Source>,
     pub stages: Vec<Stage>,
     pub exchanges: Vec<Exchange>,
     pub sinks: Vec<Sink>,
     /// The dead-letter topic.
     pub dead_letter: Option<String>,
-    pub commit_interval_ms: u64,
     /// Identity of the state layout: equal fingerprints can share state. See [`Plan::state`].
     pub state_fingerprint: u64,
     /// One entry for each operator that keeps state.
@@ -174,6 +176,7 @@ pub enum OperatorKind {
     Project(Project),
     TableJoin(TableJoin),
     TemporalJoin(TemporalJoin),
+    Guard(Guard),
 }
 
 /// `WHERE filter SELECT columns`, over the columns of its input.
@@ -254,6 +257,24 @@ pub enum Late {
     DeadLetter,
 }
 
+/// Lets a row pass to its Upsert sink only if it is newer than every row of its key that passed before. All rows of a key
+/// meet in one task of its stage; its output has the columns of its input.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Guard {
+    /// Columns of its input: the sink's key.
+    pub key: Vec<String>,
+    pub version: Version,
+}
+
+/// Which of two rows of one key is the newer one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Version {
+    /// The one whose stream record lies later. All rows of a key come from one partition of the stream.
+    SourcePosition,
+    /// The one with the greater value in this column, of type INT, BIGINT, DECIMAL, DATE or TIMESTAMP.
+    Column(String),
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Output {
     pub from: Port,
@@ -298,7 +319,7 @@ pub struct Sink {
 /// What an operator keeps. Two plans can share state where layouts with the same `operator` are compatible.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StateLayout {
-    /// Identity: the operator's name, or `table <source>` for a table's rows.
+    /// Identity: the operator's name, or `table <source>` for a table's rows. A guard's is `<sink>.upsert`.
     pub operator: String,
     pub kind: StateKind,
     pub stage: String,

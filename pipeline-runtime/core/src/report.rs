@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::ids::{Generation, Partition};
+use crate::fingerprint::fnv1a;
+use crate::ids::{Epoch, Generation, Partition, TaskId, Timeline};
 
 /// Of [`WorkerReport`].
 pub const REPORT_VERSION: u32 = 1;
@@ -27,6 +28,8 @@ pub fn hex(fingerprint: u64) -> String {
 pub struct PlanSeen {
     pub plan: u64,
     pub fingerprint: String,
+    /// Of the claims under it; 0: it was not said.
+    pub timeline: Timeline,
 }
 
 /// How a worker is.
@@ -56,6 +59,87 @@ pub struct WorkerReport {
     pub ready: bool,
     /// Everything that was there when the drain began has come out and is committed.
     pub drained: bool,
+    /// Tasks whose state it keeps level for their next owner: itself.
+    pub warm: Vec<WarmReport>,
+    /// It was told to end, and works on until others have its tasks.
+    pub leaving: bool,
+    /// What it has done for the savepoint of its assignment; there as soon as it follows one that has a savepoint.
+    pub savepoint: Option<CutReport>,
+    /// The newest snapshot of each of its tasks that it has written or found.
+    pub snapshots: Vec<SnapshotReport>,
+}
+
+/// Of a [`Cut`](crate::assignment::Cut).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct CutReport {
+    pub id: String,
+    pub tasks: Vec<CutTask>,
+    /// Why a snapshot could not be written yet; it is tried again.
+    pub messages: Vec<String>,
+}
+
+/// A task that was cut: its checkpoint is on the worker's disk. Once a task was reported by a worker, its absence from a
+/// later report says that the cut is lost, and the savepoint must be made anew under another id.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CutTask {
+    pub stage: String,
+    pub partition: Partition,
+    pub epoch: Epoch,
+    /// It is in storage, whole, and verified.
+    pub stored: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SnapshotReport {
+    pub stage: String,
+    pub partition: Partition,
+    pub epoch: Epoch,
+    /// When it was taken, wall-clock milliseconds.
+    pub taken_ms: i64,
+    /// Of the state, whole.
+    pub bytes: u64,
+}
+
+/// Names a cut by what it is made of, so that whoever asked for one cut is not given another one of the same id.
+pub fn cut_digest(epochs: &BTreeMap<TaskId, Epoch>) -> String {
+    let parts: String = epochs.iter().map(|(task, epoch)| format!("{task}@{epoch}\n")).collect();
+    hex(fnv1a(parts.as_bytes()))
+}
+
+/// What `millrace savepoint write`, `delete` and `verify` answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SavepointReport {
+    /// Of its own document: where `spec.from.location` finds it again.
+    pub location: String,
+    pub bytes: u64,
+    /// Of the cut, wall-clock milliseconds.
+    pub taken_ms: i64,
+    pub plan: u64,
+    /// Of the plan's state.
+    pub state_fingerprint: String,
+    /// Records between two stages that it holds.
+    pub in_flight: u64,
+    /// Sources whose log no longer holds the cut; empty: it can be restored.
+    pub lost: Vec<String>,
+    /// [`cut_digest`] of the manifests that it is made of; empty: it was not said.
+    pub cut: String,
+    /// Where to a source's log holds the cut, as far as its retention says, wall-clock milliseconds.
+    pub replayable_until_ms: Option<i64>,
+    pub errors: Vec<String>,
+}
+
+/// What `millrace restore` answers; with errors nothing was written.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RestoreReport {
+    pub errors: Vec<String>,
+    /// What will be written to the sinks a second time: what was committed behind the cut.
+    pub already_written: Vec<String>,
+    pub bytes: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +148,15 @@ pub struct TaskReport {
     pub stage: String,
     pub partition: Partition,
     pub state: TaskState,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WarmReport {
+    pub stage: String,
+    pub partition: Partition,
+    /// Its state has been read to where its changelog ended a moment ago.
+    pub level: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -81,6 +174,10 @@ pub enum TaskState {
 pub struct SourceLag {
     pub name: String,
     pub partition: Partition,
+    /// Of the task that reads it.
+    pub stage: String,
+    /// The next offset to read, as of when the lag was told.
+    pub position: Option<i64>,
     pub lag_records: Option<i64>,
     pub lag_ms: Option<i64>,
 }
@@ -191,6 +288,20 @@ impl CleanupReport {
     }
 }
 
+impl SavepointReport {
+    /// As JSON of at most `bytes`; what it names most of is left out first.
+    pub fn json(&self, bytes: usize) -> String {
+        cut(self, bytes, |report| [&mut report.lost, &mut report.errors]).unwrap_or_default()
+    }
+}
+
+impl RestoreReport {
+    /// As JSON of at most `bytes`; what it names most of is left out first.
+    pub fn json(&self, bytes: usize) -> String {
+        cut(self, bytes, |report| [&mut report.already_written, &mut report.errors]).unwrap_or_default()
+    }
+}
+
 /// The report as text of at most `bytes`, cut from the end of the first list that holds anything.
 fn cut<T: Clone + Serialize, const N: usize>(
     report: &T,
@@ -295,12 +406,14 @@ mod tests {
 
     #[test]
     fn what_is_written_reads_back() {
-        let seen = PlanSeen { plan: 2, fingerprint: hex(10) };
+        let seen = PlanSeen { plan: 2, fingerprint: hex(10), timeline: Timeline(1) };
         assert_eq!(seen.fingerprint, "000000000000000a");
         let whole = WorkerReport {
             version: REPORT_VERSION,
             newest_plan: Some(seen),
             tasks: vec![TaskReport { stage: "joined".to_owned(), partition: Partition(1), state: TaskState::Running }],
+            warm: vec![WarmReport { stage: "joined".to_owned(), partition: Partition(2), level: true }],
+            leaving: true,
             errors: vec![ErrorReport { code: "decode".to_owned(), count: 2, ..ErrorReport::default() }],
             ..WorkerReport::default()
         };

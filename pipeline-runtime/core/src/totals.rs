@@ -22,10 +22,14 @@ pub enum DropReason {
     VersionExpired,
     /// A tombstone, or a change that carries no row, in a stream.
     Tombstone,
+    /// A newer row of its key was written to an Upsert sink before it.
+    Outdated,
+    /// A row of its key with the same version was written to an Upsert sink before it.
+    SameVersion,
 }
 
 impl DropReason {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Skipped,
         Self::DeadLettered,
         Self::Filtered,
@@ -33,6 +37,8 @@ impl DropReason {
         Self::Late,
         Self::VersionExpired,
         Self::Tombstone,
+        Self::Outdated,
+        Self::SameVersion,
     ];
 
     pub fn name(self) -> &'static str {
@@ -44,6 +50,8 @@ impl DropReason {
             Self::Late => "late",
             Self::VersionExpired => "version_expired",
             Self::Tombstone => "tombstone",
+            Self::Outdated => "outdated",
+            Self::SameVersion => "same_version",
         }
     }
 }
@@ -79,6 +87,11 @@ impl Totals {
 
     /// True when every row that came in is accounted for.
     pub fn balanced(&self) -> bool {
-        self.rows_in == self.rows_out + self.dropped_sum() + self.waiting
+        self.unbalanced() == 0
+    }
+
+    /// Rows that were lost, or of which there is one too many.
+    pub fn unbalanced(&self) -> u64 {
+        self.rows_in.abs_diff(self.rows_out + self.dropped_sum() + self.waiting)
     }
 }

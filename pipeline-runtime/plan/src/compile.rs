@@ -11,7 +11,7 @@ use crate::catalog::{Catalog, checked_key};
 use crate::expr::Named;
 use crate::logical::Logical;
 use crate::mistakes::Mistakes;
-use crate::{normal, parse, sql, stages, state, steps};
+use crate::{normal, parse, sql, stages, state, steps, upsert};
 
 /// Kafka's limit for the name of a topic.
 const TOPIC_LENGTH_MAX: usize = 249;
@@ -43,7 +43,10 @@ fn compile_here(pipeline: &Pipeline) -> Result<Compiled, Vec<Mistake>> {
     let sinks: Vec<Sink> = logical
         .outputs
         .iter()
-        .map(|(sink, flow)| checked_sink(&spec.sinks[*sink], *sink, &flow.columns, &mut mistakes))
+        .map(|(sink, flow)| {
+            upsert::check(&catalog, *sink, flow, &mut mistakes);
+            checked_sink(&spec.sinks[*sink], *sink, &flow.columns, &mut mistakes)
+        })
         .collect();
     if !mistakes.is_empty() {
         return Err(mistakes.into_vec());
@@ -59,12 +62,12 @@ fn compile_here(pipeline: &Pipeline) -> Result<Compiled, Vec<Mistake>> {
     let mut plan = Plan {
         format: PLAN_FORMAT,
         prefix: pipeline.prefix(),
+        snapshots: pipeline.spec.state.storage.is_some(),
         sources: used.into_iter().map(source).collect(),
         stages: cut.stages,
         exchanges: cut.exchanges,
         sinks,
         dead_letter: spec.dead_letter_topic().map(str::to_owned),
-        commit_interval_ms: spec.delivery.commit_interval.ms().unsigned_abs(),
         state_fingerprint: 0,
         state: Vec::new(),
     };
@@ -94,10 +97,6 @@ fn checked_sink(sink: &api::Sink, index: usize, columns: &[Named], mistakes: &mu
     if sink.format.kind != api::FormatType::Json {
         let hint = "write format {type: Json}";
         mistakes.add(format!("{path}.format.type"), "DebeziumJson", "is not available for sinks in this version", hint);
-    }
-    if sink.write.mode == api::WriteMode::Upsert {
-        let hint = "write mode Append, or leave write out";
-        mistakes.add(format!("{path}.write.mode"), "Upsert", "is not available in this version", hint);
     }
     let key = sink.key.as_ref().map(|key| checked_key(key, &columns, &format!("{path}.key"), mistakes));
     Sink { name: sink.name.clone(), topic: sink.kafka.topic.clone(), key, format: Format::Json, columns }

@@ -167,6 +167,7 @@ const CLASSES: &[(&str, Class)] = &[
     ("spec.sources[].table.versions.retention", Class::Live),
     ("spec.steps[].tableJoin.keys", Class::NeedsRestore),
     ("spec.steps[].temporalJoin.keys", Class::NeedsRestore),
+    ("spec.sinks[].write.mode", Class::NeedsRestore),
 ];
 
 fn class_of(pattern: &str) -> Class {

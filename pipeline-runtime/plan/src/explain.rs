@@ -4,8 +4,9 @@ use std::fmt::{self, Write};
 
 use millrace_core::plan::{
     Emit, Exchange, Input, InputFrom, Join, JoinKind, Key, Operator, OperatorKind, OutputTo, Plan, Port, Projection,
-    Source, Stage, StateKind, StateLayout,
+    Source, Stage, StateKind, StateLayout, Version,
 };
+use millrace_core::schema::{Column, DataType};
 use millrace_crds::duration::Duration;
 
 use crate::state::columns_text;
@@ -37,7 +38,7 @@ impl Explained<'_> {
     fn plan(&mut self) -> fmt::Result {
         let plan = self.plan;
         let prefix = if self.names == Names::Full { plan.prefix.as_str() } else { "pipeline" };
-        writeln!(self.out, "{prefix}: commits every {}", time(plan.commit_interval_ms as i64))?;
+        writeln!(self.out, "{prefix}")?;
         match &plan.dead_letter {
             Some(topic) => writeln!(self.out, "dead letters: topic '{topic}'")?,
             None => writeln!(self.out, "dead letters: none")?,
@@ -177,6 +178,15 @@ impl Explained<'_> {
                 self.join(&join.join)?;
                 writeln!(self.out, "    emit {when}; late {:?}; missing {:?}", join.late, join.missing)?;
             }
+            OperatorKind::Guard(guard) => {
+                let then = match &guard.version {
+                    Version::SourcePosition => "whose stream record lies later".to_owned(),
+                    Version::Column(name) => format!("with a greater {name}"),
+                };
+                writeln!(self.out, "  {name}: upsert {input}")?;
+                let key = guard.key.join(", ");
+                writeln!(self.out, "    of each ({key}) the first row passes, then only one {then}")?;
+            }
         }
         writeln!(self.out, "    gives {}", columns_text(&operator.columns))
     }
@@ -212,11 +222,25 @@ impl Explained<'_> {
                 writeln!(self.out, "    key: {}", columns_text(&layout.key))?;
             }
             writeln!(self.out, "    value: {}", columns_text(&layout.value))?;
+            if self.guards(layout) {
+                let bytes = VALUE_HEAD_BYTES + layout.value.iter().map(fixed_bytes).sum::<usize>();
+                writeln!(
+                    self.out,
+                    "    cost: a read for each row, a changelog record for each that passes; {bytes} bytes and the key, before compression, for each key there ever was"
+                )?;
+            }
         }
         if self.names == Names::Full {
             writeln!(self.out, "  fingerprint: {:016x}", self.plan.state_fingerprint)?;
         }
         Ok(())
+    }
+
+    /// True for the state of an Upsert sink's guard.
+    fn guards(&self, layout: &StateLayout) -> bool {
+        let stage = self.plan.stage(&layout.stage);
+        let operator = stage.and_then(|s| s.operators.iter().find(|o| o.name == layout.operator));
+        operator.is_some_and(|o| matches!(o.kind, OperatorKind::Guard(_)))
     }
 
     fn state_owner(&self, layout: &StateLayout) -> String {
@@ -233,6 +257,7 @@ impl Explained<'_> {
         let table = source.and_then(|s| s.table.as_ref());
         let ttl = table.and_then(|t| t.ttl_ms).map_or("never".to_owned(), time);
         match layout.kind {
+            StateKind::Latest if self.guards(layout) => "the newest version of each key; TTL: never".to_owned(),
             StateKind::Latest => format!("the latest row of each key; TTL: {ttl}"),
             StateKind::Versioned => {
                 let retention = table.and_then(|t| t.versions_retention_ms).unwrap_or_default();
@@ -286,6 +311,18 @@ fn kind(join: &Join) -> &'static str {
     match join.kind {
         JoinKind::Inner => "inner",
         JoinKind::Left => "left",
+    }
+}
+
+/// Before the columns of a state value: layout id, write time and the bitmap of nulls.
+const VALUE_HEAD_BYTES: usize = 2 + 8 + 1;
+
+/// What a number takes in a state value.
+fn fixed_bytes(column: &Column) -> usize {
+    match column.data_type {
+        DataType::Int | DataType::Date => 4,
+        DataType::Decimal { .. } => 16,
+        _ => 8,
     }
 }
 

@@ -5,6 +5,9 @@
 //! partitioning if we can write the table's keys byte for byte, so that the table stays where it is; otherwise both sides
 //! are written anew with our own encoding of keys.
 //!
+//! An Upsert sink needs all rows of a key in one task, which decides about them. Where the stage's partitioning is by
+//! columns of the sink's key, and is proven, its guard runs there; else the rows cross an exchange, with our own encoding.
+//!
 //! Keys of format String are taken as written the same way by everybody for types with one obvious text. Keys of format
 //! Json never are: producers differ in spacing, in the order of members and in whether they carry a schema.
 
@@ -12,8 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use datafusion_sql::sqlparser::ast::Expr;
 use millrace_core::plan::{
-    Exchange, Input, InputFrom, Join, JoinKind, Key, KeyFormat, Operator, OperatorKind, Output, OutputTo, Partitioner,
-    Port, Project, Projection, Stage, TableJoin, TemporalJoin,
+    Exchange, Guard, Input, InputFrom, Join, JoinKind, Key, KeyFormat, Operator, OperatorKind, Output, OutputTo,
+    Partitioner, Port, Project, Projection, Stage, TableJoin, TemporalJoin, Version,
 };
 use millrace_core::schema::{Column, DataType};
 
@@ -21,6 +24,7 @@ use crate::catalog::{Catalog, SourceEntry};
 use crate::expr;
 use crate::logical::{Base, Filter, Flow, JoinNode, Logical};
 use crate::normal::{Leaves, carried, used};
+use crate::upsert;
 
 /// Stages, and the exchanges between them.
 pub struct Cut {
@@ -43,11 +47,12 @@ pub fn cut(catalog: &Catalog, logical: &Logical, needed: &[Leaves], columns: &[V
     cutter.finish()
 }
 
-/// What makes a stage: it reads a source, or it holds a join behind an exchange.
+/// What makes a stage: it reads a source, or it holds a join or a sink's guard behind an exchange.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
     Source(usize),
     Join(usize),
+    Guard(usize),
 }
 
 /// By which key a stage's rows are spread over its tasks.
@@ -56,6 +61,8 @@ struct Partitioning {
     keys: Vec<String>,
     format: KeyFormat,
     partitioner: Partitioner,
+    /// A record in another partition than its key says is found when it is read, or we wrote it ourselves.
+    proven: bool,
     /// What the partitioning follows, for people.
     like: String,
 }
@@ -108,10 +115,13 @@ impl Cutter<'_> {
             return stage;
         }
         let entry = &self.catalog.sources[source].source;
+        let key_column = |c: &&Column| entry.key.as_ref().is_some_and(|key| key.columns.contains(&c.name));
+        let obvious = entry.columns.iter().filter(key_column).all(|c| has_obvious_text(&c.data_type));
         let partitioning = entry.key.as_ref().map(|key| Partitioning {
             keys: key.columns.iter().map(|name| expr::column(name).to_string()).collect(),
             format: key.format,
             partitioner: key.partitioner,
+            proven: key.format == KeyFormat::String && obvious,
             like: format!("topic '{}'", entry.topic),
         });
         let input = Input { from: InputFrom::Source(entry.name.clone()), table: entry.table.is_some() };
@@ -236,13 +246,7 @@ impl Cutter<'_> {
         let table = &self.catalog.sources[node.table].source;
         let stream = &self.catalog.sources[node.input.source].source;
         let texts: Vec<String> = node.keys.iter().map(|(key, ..)| key.to_string()).collect();
-        let found = match &self.stages[place.stage].partitioning {
-            None => format!("nothing is known about how topic '{}' is partitioned", stream.topic),
-            Some(p) if p.keys != texts => {
-                format!("the rows are partitioned by ({}) like {}", p.keys.join(", "), p.like)
-            }
-            Some(p) => format!("the rows are partitioned like {}", p.like),
-        };
+        let found = self.found(place.stage, &stream.topic, &texts);
         let by_key = format!("table '{}' is joined by ({})", table.name, texts.join(", "));
         let (format, partitioner, like, how) = match rewritable(node, table.key.as_ref()) {
             Some(key) => {
@@ -269,13 +273,22 @@ impl Cutter<'_> {
         let input = Input { from: InputFrom::Exchange(exchange.name.clone()), table: false };
         self.exchanges.push(exchange);
         let like = like.map_or_else(|| "the exchange before".to_owned(), |topic| format!("topic '{topic}'"));
-        let partitioning = Partitioning { keys: texts, format, partitioner, like };
+        let partitioning = Partitioning { keys: texts, format, partitioner, proven: true, like };
         let stage = self.new_stage(Origin::Join(index), node.name.clone(), Some(partitioning), input);
         let table = match format {
             KeyFormat::Internal => self.table_exchange(stage, node),
             _ => self.table_input(stage, InputFrom::Source(table.name.clone())),
         };
         (Place { stage, port: Port::Input(0), columns: place.columns.clone() }, table)
+    }
+
+    /// How the rows of a stage are partitioned, for people; `topic` is their stream's.
+    fn found(&self, stage: usize, topic: &str, keys: &[String]) -> String {
+        match &self.stages[stage].partitioning {
+            None => format!("nothing is known about how topic '{topic}' is partitioned"),
+            Some(p) if p.keys != keys => format!("the rows are partitioned by ({}) like {}", p.keys.join(", "), p.like),
+            Some(p) => format!("the rows are partitioned like {}", p.like),
+        }
     }
 
     /// Sends the table's changes through an exchange into a stage, once for each stage and table.
@@ -359,7 +372,8 @@ impl Cutter<'_> {
     }
 
     fn sink(&mut self, sink: usize, flow: &Flow) {
-        let sink_name = &self.catalog.spec.sinks[sink].name;
+        let spec = &self.catalog.spec.sinks[sink];
+        let sink_name = &spec.name;
         let base = self.base(flow);
         let wanted: Vec<(String, Column, Expr)> = flow
             .columns
@@ -370,16 +384,80 @@ impl Cutter<'_> {
             })
             .collect();
         let name = flow.project.clone().unwrap_or_else(|| format!("{sink_name}.select"));
-        let place = self.project(base, &flow.filters, wanted, &name, flow.project.is_some());
+        let mut place = self.project(base, &flow.filters, wanted, &name, flow.project.is_some());
+        if let Some(version) = upsert::version(&spec.write) {
+            place = self.guard(sink, flow.source, place, version);
+        }
         let output = Output { from: place.port, to: OutputTo::Sink(sink_name.clone()) };
         self.stages[place.stage].stage.outputs.push(output);
     }
 
+    /// Puts an Upsert sink's guard where all rows of a key meet.
+    fn guard(&mut self, sink: usize, source: usize, mut place: Place, version: Version) -> Place {
+        let spec = &self.catalog.spec.sinks[sink];
+        let key = upsert::key(spec).to_vec();
+        let text = |name: &String| place.columns.iter().find(|(_, c)| c.name == *name).map(|(text, _)| text.clone());
+        let texts: Vec<String> = key.iter().filter_map(text).collect();
+        let meet = |p: &Partitioning| p.proven && p.keys.iter().all(|key| texts.contains(key));
+        let name = upsert::operator(&spec.name);
+        if !self.stages[place.stage].partitioning.as_ref().is_some_and(meet) {
+            place = self.move_to_key(sink, source, &place, (&key, texts));
+        }
+        let operators = &mut self.stages[place.stage].stage.operators;
+        let columns = place.columns.iter().map(|(_, column)| column.clone()).collect();
+        let kind = OperatorKind::Guard(Guard { key, version });
+        operators.push(Operator { name, input: place.port, kind, columns });
+        Place { port: Port::Operator(operators.len() - 1), ..place }
+    }
+
+    /// Sends a sink's rows through an exchange into a stage of their own, partitioned by the sink's key.
+    fn move_to_key(
+        &mut self,
+        sink: usize,
+        source: usize,
+        place: &Place,
+        (key, texts): (&[String], Vec<String>),
+    ) -> Place {
+        let sink_name = &self.catalog.spec.sinks[sink].name;
+        let stream = &self.catalog.sources[source].source;
+        let name = upsert::operator(sink_name);
+        let found = self.found(place.stage, &stream.topic, &texts);
+        let unproven = match &self.stages[place.stage].partitioning {
+            Some(p) if !p.proven => ", whose keys each producer may write its own way",
+            _ => "",
+        };
+        self.exchanges.push(Exchange {
+            name: name.clone(),
+            stage: name.clone(),
+            source: stream.name.clone(),
+            key: Key { columns: key.to_vec(), format: KeyFormat::Internal, partitioner: Partitioner::Murmur2 },
+            partitions_like: None,
+            reason: format!(
+                "sink '{sink_name}' replaces rows by ({}), so all rows of a key must meet; {found}{unproven}",
+                texts.join(", ")
+            ),
+            columns: place.columns.iter().map(|(_, column)| column.clone()).collect(),
+            table: false,
+        });
+        let output = Output { from: place.port, to: OutputTo::Exchange(name.clone()) };
+        self.stages[place.stage].stage.outputs.push(output);
+        let input = Input { from: InputFrom::Exchange(name.clone()), table: false };
+        let partitioning = Partitioning {
+            keys: texts,
+            format: KeyFormat::Internal,
+            partitioner: Partitioner::Murmur2,
+            proven: true,
+            like: "the exchange before".to_owned(),
+        };
+        let stage = self.new_stage(Origin::Guard(sink), name, Some(partitioning), input);
+        Place { stage, port: Port::Input(0), columns: place.columns.clone() }
+    }
+
     /// Names the stages that read sources: after what they do first.
     fn finish(mut self) -> Cut {
-        // The stages of joins have their final names: exchanges refer to them.
-        let of_join = |d: &&Draft| matches!(d.origin, Origin::Join(_));
-        let mut names: Vec<String> = self.stages.iter().filter(of_join).map(|d| d.stage.name.clone()).collect();
+        // The stages behind exchanges have their final names: exchanges refer to them.
+        let behind = |d: &&Draft| !matches!(d.origin, Origin::Source(_));
+        let mut names: Vec<String> = self.stages.iter().filter(behind).map(|d| d.stage.name.clone()).collect();
         for draft in self.stages.iter_mut().filter(|d| matches!(d.origin, Origin::Source(_))) {
             let name = draft.stateful.take().or(draft.step.take()).unwrap_or_else(|| draft.stage.name.clone());
             draft.stage.name = fresh(name, names.iter().map(String::as_str));
@@ -414,13 +492,13 @@ pub fn source_columns(catalog: &Catalog, logical: &Logical, needed: &[Leaves]) -
 fn rewritable<'k>(node: &JoinNode, key: Option<&'k Key>) -> Option<&'k Key> {
     let key = key?;
     let covers = key.columns.iter().eq(node.keys.iter().map(|(.., column)| column));
-    let obvious = node.keys.iter().all(|(_, column, _)| {
-        matches!(
-            column.data_type,
-            DataType::Boolean | DataType::Int | DataType::Bigint | DataType::String | DataType::Date
-        )
-    });
+    let obvious = node.keys.iter().all(|(_, column, _)| has_obvious_text(&column.data_type));
     (covers && key.format == KeyFormat::String && obvious).then_some(key)
+}
+
+/// True for types whose values everybody writes the same way as a key of format String.
+fn has_obvious_text(data_type: &DataType) -> bool {
+    matches!(data_type, DataType::Boolean | DataType::Int | DataType::Bigint | DataType::String | DataType::Date)
 }
 
 /// Why a table's key is not [`rewritable`].

@@ -3,25 +3,33 @@
 use std::fmt::Write;
 
 use millrace_core::fingerprint::fnv1a;
-use millrace_core::plan::{Emit, Exchange, InputFrom, OperatorKind, Plan, Port, Stage, StateKind, StateLayout};
+use millrace_core::plan::{
+    Emit, Exchange, Guard, InputFrom, Operator, OperatorKind, Plan, Port, Stage, StateKind, StateLayout,
+};
 use millrace_core::report::StateFit;
 use millrace_core::schema::Column;
 
-/// The layouts of a plan's state: for each stage its tables, then its joins with rows that wait.
+use crate::upsert;
+
+/// The layouts of a plan's state: for each stage its tables, then its joins with rows that wait and its guards.
 pub fn layouts(plan: &Plan) -> Vec<StateLayout> {
     plan.stages.iter().flat_map(|stage| stage_layouts(plan, stage)).collect()
 }
 
 fn stage_layouts(plan: &Plan, stage: &Stage) -> Vec<StateLayout> {
     let mut layouts: Vec<StateLayout> = Vec::new();
-    let mut waiting = Vec::new();
+    let mut own = Vec::new();
     for operator in &stage.operators {
         let (join, kind) = match &operator.kind {
             OperatorKind::Project(_) => continue,
+            OperatorKind::Guard(guard) => {
+                own.push(guard_layout(guard, operator, stage));
+                continue;
+            }
             OperatorKind::TableJoin(join) => (&join.join, StateKind::Latest),
             OperatorKind::TemporalJoin(join) => {
                 if join.emit != Emit::Immediate {
-                    waiting.push(StateLayout {
+                    own.push(StateLayout {
                         operator: operator.name.clone(),
                         kind: StateKind::Waiting,
                         stage: stage.name.clone(),
@@ -48,8 +56,21 @@ fn stage_layouts(plan: &Plan, stage: &Stage) -> Vec<StateLayout> {
             }
         }
     }
-    layouts.extend(waiting);
+    layouts.extend(own);
     layouts
+}
+
+/// The newest version that passed, by the sink's key. No row with a null in either of them passes.
+fn guard_layout(guard: &Guard, operator: &Operator, stage: &Stage) -> StateLayout {
+    let column = |name: &String| operator.columns.iter().find(|c| c.name == *name);
+    let not_null = |c: &Column| Column { nullable: false, ..c.clone() };
+    StateLayout {
+        operator: operator.name.clone(),
+        kind: StateKind::Latest,
+        stage: stage.name.clone(),
+        key: guard.key.iter().filter_map(column).map(not_null).collect(),
+        value: upsert::version_columns(&guard.version, &operator.columns),
+    }
 }
 
 /// The columns of the rows at a port.
@@ -162,11 +183,21 @@ pub fn misfits(old: &Plan, new: &Plan) -> Vec<Misfit> {
         );
         Some(Misfit { what: format!("source '{}'", source.name), operator: None, fit: Fit::Lost(why) })
     });
+    let guarded = |plan: &Plan, sink: &str| plan.state.iter().any(|l| l.operator == upsert::operator(sink));
+    let sinks = old.sinks.iter().filter_map(|sink| {
+        let now = new.sink(&sink.name).filter(|now| now.topic == sink.topic)?;
+        let why = match (guarded(old, &sink.name), guarded(new, &now.name)) {
+            (false, true) => "its rows were appended, and nothing knows which of them is the newest of its key",
+            (true, false) => "its rows replaced each other, and would not any more",
+            _ => return None,
+        };
+        Some(Misfit { what: format!("sink '{}'", sink.name), operator: None, fit: Fit::Lost(why.to_owned()) })
+    });
     let between = old.exchanges.iter().filter_map(|exchange| {
         let fit = between(exchange, new.exchange(&exchange.name))?;
         Some(Misfit { what: format!("exchange '{}'", exchange.name), operator: None, fit })
     });
-    rows.chain(topics).chain(positions).chain(between).collect()
+    rows.chain(topics).chain(positions).chain(sinks).chain(between).collect()
 }
 
 /// The first stage that reads a source in one plan and not in another.

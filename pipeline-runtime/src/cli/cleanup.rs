@@ -26,5 +26,5 @@ pub fn run(args: &Args) -> Outcome {
 fn cleaned(args: &Args) -> Result<CleanupReport, Failure> {
     let pipeline = pipeline(&args.file)?;
     let plan = Arc::new(plan(&args.file, &pipeline, args.plan.as_deref())?);
-    Ok(clean(&job(&pipeline, plan, args.secrets.as_deref(), &args.cluster)?))
+    Ok(clean(&job(&pipeline, plan, args.secrets.as_deref(), (&args.cluster, args.timeline))?))
 }

@@ -14,7 +14,6 @@ use millrace_plan::state::fit_of;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use super::Outcome;
-use super::run::not_on_kafka;
 use crate::worker::plan_fingerprint;
 
 /// A cluster stores no object above 1.5 MiB, and the plan that runs comes along.
@@ -54,10 +53,7 @@ fn compiled(request: &[u8]) -> anyhow::Result<Compiled> {
     ensure!(request.len() as u64 <= REQUEST_BYTES_MAX, "the request has more than {REQUEST_BYTES_MAX} bytes");
     let CompileRequest { pipeline, previous } = serde_json::from_slice(request).context("read the request")?;
     let previous = previous.map(serde_json::from_value::<Plan>).transpose().context("read the previous plan")?;
-    let compiled = check::parse(&pipeline).and_then(|pipeline| match not_on_kafka(&pipeline) {
-        Some(mistake) => Err(vec![mistake]),
-        None => millrace_plan::compile(&pipeline),
-    });
+    let compiled = check::parse(&pipeline).and_then(|pipeline| millrace_plan::compile(&pipeline));
     let millrace_plan::Compiled { plan, warnings } = match compiled {
         Ok(compiled) => compiled,
         Err(mistakes) => return Ok(mistaken(mistakes)),
@@ -98,28 +94,12 @@ mod tests {
 
     use super::*;
 
-    /// A pipeline with these steps; the last one is called `last`.
-    fn pipeline(columns: &Value, steps: &Value) -> Value {
-        json!({
-            "apiVersion": "millrace.dev/v1alpha1",
-            "kind": "Pipeline",
-            "metadata": {"name": "poison", "namespace": "test"},
-            "spec": {
-                "kafka": {"bootstrapServers": "kafka:9092"},
-                "sources": [{"name": "orders", "kafka": {"topic": "orders"}, "format": {"type": "Json"}, "columns": columns}],
-                "steps": steps,
-                "sinks": [{"name": "out", "from": "last", "kafka": {"topic": "out"}, "format": {"type": "Json"}}],
-            },
-        })
-    }
-
-    fn one_column() -> Value {
-        json!([{"name": "id", "type": "BIGINT"}])
-    }
-
+    /// An example, with this condition for its orders.
     fn filtered(condition: &str) -> Value {
-        let step = json!([{"name": "last", "from": "orders", "project": {"where": condition, "select": ["id"]}}]);
-        pipeline(&one_column(), &step)
+        let example = include_str!("../../../examples/orders-enriched/pipeline.yaml");
+        let mut document: Value = serde_saphyr::from_str(example).expect("the example is YAML");
+        document["spec"]["steps"][0]["project"]["where"] = json!(condition);
+        document
     }
 
     fn answer(pipeline: &Value, previous: &Value) -> Compiled {
@@ -129,21 +109,22 @@ mod tests {
 
     #[test]
     fn a_pipeline_gives_its_plan_which_reads_back_and_fits_itself() {
-        let first = answer(&filtered("id > 1"), &Value::Null);
+        let first = answer(&filtered("amount > 1"), &Value::Null);
         assert_eq!((&first.mistakes, &first.fit), (&Vec::new(), &StateFit::NoPrevious));
         let plan = first.plan.expect("there are no mistakes");
         let text = serde_json::to_vec(&plan).expect("plain data");
         let read = stored(&text).expect("it was written by us");
         assert_eq!(hex(plan_fingerprint(&read).expect("plain data")), first.fingerprint);
         assert_eq!(hex(read.state_fingerprint), first.state_fingerprint);
-        let second = answer(&filtered("id > 2"), &plan);
+        let second = answer(&filtered("amount > 2"), &plan);
         assert_eq!(second.fit, StateFit::Kept);
         assert_ne!(second.fingerprint, first.fingerprint);
+        assert_eq!(second.state_fingerprint, first.state_fingerprint);
     }
 
     #[test]
     fn all_mistakes_come_back_with_their_paths() {
-        let mut document = filtered("id > 1");
+        let mut document = filtered("amount > 1");
         document["spec"]["replicas"] = json!(-1);
         document["spec"]["sinks"][0]["from"] = json!(7);
         let found = answer(&document, &Value::Null);

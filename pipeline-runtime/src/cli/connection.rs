@@ -1,42 +1,16 @@
 //! How a pipeline's Kafka is reached: its spec, with the secrets that it names read from files.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use millrace_crds::pipeline::{Creation, Credentials, KafkaCluster, SecretKeyRef};
 
 use crate::log::kafka::InternalTopics;
 use crate::log::kafka::connection::{Authentication, Connection, Mechanism, Secret, Tls};
-
-/// A secret is the file `<name>/<key>` below a folder.
-struct Secrets<'a> {
-    dir: Option<&'a Path>,
-    mistakes: Vec<String>,
-}
-
-impl Secrets<'_> {
-    /// The text of a secret, without the line break that editors leave at its end. A mistake is kept, and an empty text
-    /// stands for it.
-    fn text(&mut self, field: &str, SecretKeyRef { name, key }: &SecretKeyRef) -> String {
-        let Some(dir) = self.dir else {
-            self.mistakes.push(format!(
-                "{field}: secret '{name}' is needed: give --secrets DIR, and put it into DIR/{name}/{key}"
-            ));
-            return String::new();
-        };
-        let path: PathBuf = dir.join(name).join(key);
-        match std::fs::read_to_string(&path) {
-            Ok(text) => text.trim_end_matches(['\r', '\n']).to_owned(),
-            Err(error) => {
-                self.mistakes.push(format!("{field}: read secret {}: {error}", path.display()));
-                String::new()
-            }
-        }
-    }
-}
+use crate::secrets::Secrets;
 
 /// Puts a connection together. All mistakes at once.
 pub fn connection(kafka: &KafkaCluster, secrets: Option<&Path>) -> Result<Connection, Vec<String>> {
-    let mut secrets = Secrets { dir: secrets, mistakes: Vec::new() };
+    let mut secrets = Secrets::new(secrets);
     let tls = kafka.tls.as_ref().map(|tls| {
         let at = "spec.kafka.tls";
         let trusted: Vec<String> = tls
@@ -73,10 +47,9 @@ pub fn connection(kafka: &KafkaCluster, secrets: Option<&Path>) -> Result<Connec
         }
     }
     let bootstrap_servers = kafka.bootstrap_servers.clone();
-    if secrets.mistakes.is_empty() {
-        Ok(Connection { bootstrap_servers, tls, authentication })
-    } else {
-        Err(secrets.mistakes)
+    match secrets.into_mistakes() {
+        mistakes if mistakes.is_empty() => Ok(Connection { bootstrap_servers, tls, authentication }),
+        mistakes => Err(mistakes),
     }
 }
 

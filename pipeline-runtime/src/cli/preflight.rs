@@ -24,6 +24,9 @@ pub struct Args {
     /// The uid of the cluster that the pipeline is in, which is a part of its identity.
     #[arg(long, value_name = "UID", default_value = "")]
     pub cluster: String,
+    /// The history that the pipeline is in: a restore begins a new one.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub timeline: u32,
     /// Where to write what was found, as JSON of at most 4000 bytes; then the exit code is 0 whatever it was.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
@@ -45,7 +48,7 @@ pub fn run(args: &Args) -> Outcome {
 fn check(args: &Args) -> Result<preflight::Report, Failure> {
     let pipeline = pipeline(&args.file)?;
     let plan = Arc::new(plan(&args.file, &pipeline, args.plan.as_deref())?);
-    let job = job(&pipeline, plan, args.secrets.as_deref(), &args.cluster)?;
+    let job = job(&pipeline, plan, args.secrets.as_deref(), (&args.cluster, args.timeline))?;
     Ok(preflight::check(&job, Depth::Thorough).context("look at the cluster")?)
 }
 

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, bail};
 use millrace_core::control::Owner;
+use millrace_core::ids::Timeline;
 use millrace_core::plan::Plan;
-use millrace_crds::mistake::Mistake;
 use millrace_crds::pipeline::Pipeline;
 use millrace_crds::unserved;
 use millrace_plan::state::{self, Fit, Misfit};
@@ -23,12 +23,18 @@ use crate::log::file::{FileLog, FileLogConfig};
 use crate::log::kafka::TRANSACTION_TIMEOUT_MS;
 use crate::metrics::Metrics;
 use crate::state::StateBudget;
+use crate::storage::Storage;
 use crate::worker::preflight::Findings;
-use crate::worker::{self, Job, WorkerConfig};
+use crate::worker::{self, Job, SetLogLevel, SnapshotRules, WorkerConfig};
 
-/// Defaults of a run outside of a cluster: a laptop's share.
-const CACHE_BYTES: usize = 256 << 20;
-const WRITE_BUFFER_BYTES: usize = 256 << 20;
+/// Of the memory that a process may use, the cache of states takes this part, and as much their write buffers.
+const MEMORY_SHARE: usize = 4;
+/// What each takes where nothing bounds the process: a laptop's share.
+const SHARE_BYTES: usize = 256 << 20;
+/// Where the kernel says what bounds a container, in its second and in its first way.
+const MEMORY_LIMITS: [&str; 2] = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+/// No machine has so much: it stands for no limit.
+const MEMORY_MAX: usize = 1 << 50;
 /// Says that a pipeline takes over a prefix that was another's.
 const ADOPT: &str = "millrace.dev/adopt";
 
@@ -62,12 +68,18 @@ pub struct Args {
     /// The uid of the cluster that the pipeline is in, which is a part of its identity.
     #[arg(long, value_name = "UID", default_value = "", conflicts_with = "local", help_heading = "On Kafka")]
     cluster: String,
+    /// The history that this pipeline is in: a restore begins a new one.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "local", help_heading = "On Kafka")]
+    timeline: u32,
     /// Where the operator asks how the worker is and hands it assignments, over TLS.
     #[arg(long, value_name = "ADDRESS", requires_all = ["assignment", "control_tls"], help_heading = "On Kafka")]
     control: Option<SocketAddr>,
     /// The folder with ca.crt, tls.crt and tls.key of that; read again when they change.
     #[arg(long, value_name = "DIR", requires = "control", help_heading = "On Kafka")]
     control_tls: Option<PathBuf>,
+    /// How long it works on after it was told to end, so that its tasks can go to others first.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, requires = "control", help_heading = "On Kafka")]
+    leave_within: u64,
 
     /// Run on files in place of Kafka.
     #[arg(long, requires = "topics", help_heading = "On files")]
@@ -83,15 +95,15 @@ pub struct Args {
     follow: bool,
 }
 
-pub fn run(args: Args) -> Outcome {
+pub fn run(args: Args, set_log_level: SetLogLevel) -> Outcome {
     let pipeline = pipeline(&args.file)?;
     let plan = Arc::new(plan(&args.file, &pipeline, args.plan.as_deref())?);
     // Removed when the run ends.
     let temporary = tempfile::tempdir().context("make a temporary state folder")?;
     let state = args.state.clone().unwrap_or_else(|| temporary.path().to_owned());
-    let stop = Arc::new(AtomicBool::new(false));
+    let told_to_end = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
-        signal_hook::flag::register(signal, Arc::clone(&stop)).context("listen to signals")?;
+        signal_hook::flag::register(signal, Arc::clone(&told_to_end)).context("listen to signals")?;
     }
     if let (true, Some(topics)) = (args.local, args.topics.clone()) {
         let ignored = unserved::ignored_locally(&pipeline);
@@ -99,47 +111,68 @@ pub fn run(args: Args) -> Outcome {
         tracing::info!("a local run does not use {}", ignored.join(", "));
         let files =
             FileLogConfig { topics, out: args.out.clone(), state, follow: args.follow, missing_is_empty: false };
-        let exit = local(&plan, files, args.metrics, &stop)?;
+        let exit = local(&pipeline, &plan, files, args.metrics, &told_to_end)?;
         tracing::info!(?exit, "run ended");
         return Ok(());
     }
-    on_kafka(&args, &pipeline, plan, &state, &stop)
+    on_kafka(&args, &pipeline, plan, &state, &told_to_end, set_log_level)
 }
 
 /// Runs a worker on Kafka until it is told to stop.
-fn on_kafka(args: &Args, pipeline: &Pipeline, plan: Arc<Plan>, state: &Path, stop: &Arc<AtomicBool>) -> Outcome {
-    let job = job(pipeline, Arc::clone(&plan), args.secrets.as_deref(), &args.cluster)?;
+fn on_kafka(
+    args: &Args,
+    pipeline: &Pipeline,
+    plan: Arc<Plan>,
+    state: &Path,
+    told_to_end: &AtomicBool,
+    set_log_level: SetLogLevel,
+) -> Outcome {
+    let job = job(pipeline, plan, args.secrets.as_deref(), (&args.cluster, args.timeline))?;
     let (kafka, secrets) = (pipeline.spec.kafka.clone(), args.secrets.clone());
     let config = WorkerConfig {
-        job,
         reread: Arc::new(move || connection(&kafka, secrets.as_deref())),
         worker: args.worker,
         lanes: args.lanes,
         assignment: args.assignment.clone(),
         control: args.control.zip(args.control_tls.clone()).map(|(address, dir)| ControlConfig { address, dir }),
+        leave_within_ms: args.leave_within.saturating_mul(1_000),
         engine: EngineConfig {
             isolate: true,
             epoch_timeout_ms: Some(u64::from(TRANSACTION_TIMEOUT_MS)),
-            ..engine_config(&plan, state)
+            storage: job.storage.clone(),
+            timeline: job.timeline,
+            ..engine_config(pipeline, state)
         },
+        snapshots: SnapshotRules {
+            after_bytes: pipeline.spec.state.snapshots.after.bytes(),
+            keep: pipeline.spec.state.snapshots.keep as usize,
+        },
+        job,
+        set_log_level,
     };
     let (metrics, ready) = (Arc::new(Metrics::new().context("register metrics")?), Arc::new(AtomicBool::new(false)));
     let _server = serve(args.metrics, &metrics, &ready)?;
-    worker::run(&config, &metrics, &ready, stop).map_err(|error| match error.downcast::<Findings>() {
+    worker::run(&config, &metrics, &ready, told_to_end).map_err(|error| match error.downcast::<Findings>() {
         Ok(Findings(findings)) => Failure::Said(findings),
         Err(error) => Failure::Error(error),
     })
 }
 
 /// A pipeline with its cluster, and the secrets to get there.
-pub fn job(pipeline: &Pipeline, plan: Arc<Plan>, secrets: Option<&Path>, cluster: &str) -> Result<Job, Failure> {
+pub fn job(
+    pipeline: &Pipeline,
+    plan: Arc<Plan>,
+    secrets: Option<&Path>,
+    (cluster, timeline): (&str, u32),
+) -> Result<Job, Failure> {
     let kafka = &pipeline.spec.kafka;
     let connection = connection(kafka, secrets).map_err(Failure::Said)?;
-    if let Some(mistake) = not_on_kafka(pipeline) {
-        return Err(Failure::Said(vec![mistake.to_string()]));
-    }
+    let storage = pipeline.spec.state.storage.as_ref().map(|spec| Storage::new(spec, secrets, &plan.prefix));
+    let storage = storage.transpose().context("start the client of the storage")?;
     let metadata = &pipeline.metadata;
     Ok(Job {
+        timeline: Timeline(timeline),
+        storage,
         owner: Owner {
             cluster: cluster.to_owned(),
             namespace: metadata.namespace.clone(),
@@ -153,23 +186,24 @@ pub fn job(pipeline: &Pipeline, plan: Arc<Plan>, secrets: Option<&Path>, cluster
     })
 }
 
-/// What only a run on files does not mind.
-pub fn not_on_kafka(pipeline: &Pipeline) -> Option<Mistake> {
-    let hint = "leave it out: state is rebuilt from the changelog";
-    let storage = pipeline.spec.state.storage.as_ref();
-    storage.map(|_| Mistake::new("spec.state.storage", None, "snapshots are not available in this version", hint))
-}
-
-fn engine_config(plan: &Plan, state: &Path) -> EngineConfig {
+fn engine_config(pipeline: &Pipeline, state: &Path) -> EngineConfig {
     EngineConfig {
         state_dir: state.to_owned(),
-        commit_interval_ms: plan.commit_interval_ms,
+        commit_interval_ms: pipeline.spec.delivery.commit_interval.ms().unsigned_abs(),
         batch_records: BATCH_RECORDS,
         waiting_rows_max: WAITING_ROWS_MAX,
-        budget: StateBudget::new(CACHE_BYTES, WRITE_BUFFER_BYTES),
+        budget: StateBudget::new(share_bytes(), share_bytes()),
         isolate: false,
+        storage: None,
+        timeline: Timeline(1),
         epoch_timeout_ms: None,
     }
+}
+
+fn share_bytes() -> usize {
+    let limit = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<usize>().ok();
+    let limit = MEMORY_LIMITS.into_iter().find_map(limit).filter(|limit| *limit < MEMORY_MAX);
+    limit.map_or(SHARE_BYTES, |limit| limit / MEMORY_SHARE)
 }
 
 fn serve(
@@ -185,6 +219,7 @@ fn serve(
 
 /// Runs a plan on files until it has ended or is told to stop.
 pub fn local(
+    pipeline: &Pipeline,
     plan: &Arc<Plan>,
     files: FileLogConfig,
     metrics_address: Option<SocketAddr>,
@@ -194,7 +229,7 @@ pub fn local(
     let stored = stored_plan(&files.state)?;
     let (metrics, ready) = (Arc::new(Metrics::new().context("register metrics")?), Arc::new(AtomicBool::new(false)));
     let _server = serve(metrics_address, &metrics, &ready)?;
-    let mut engine = Engine::start(Arc::clone(plan), log, engine_config(plan, &files.state), metrics)?;
+    let mut engine = Engine::start(Arc::clone(plan), log, engine_config(pipeline, &files.state), metrics)?;
     if let Some(stored) = stored {
         check_state_fits(&stored, plan, &engine, &files.state)?;
     }

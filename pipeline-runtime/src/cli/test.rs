@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
 use millrace_core::plan::Plan;
+use millrace_crds::pipeline::Pipeline;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -40,7 +41,7 @@ pub fn run(args: &Args) -> Outcome {
     let mut results = Vec::new();
     for case in &cases {
         let name = case.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_owned();
-        let differences = match run_case(&plan, case, update) {
+        let differences = match run_case(&pipeline, &plan, case, update) {
             Ok(differences) => differences,
             Err(error) => vec![format!("{error:#}")],
         };
@@ -107,7 +108,7 @@ fn cases(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(cases)
 }
 
-fn run_case(plan: &Plan, case: &Path, update: bool) -> anyhow::Result<Vec<String>> {
+fn run_case(pipeline: &Pipeline, plan: &Plan, case: &Path, update: bool) -> anyhow::Result<Vec<String>> {
     let scratch = tempfile::tempdir().context("make a temporary folder")?;
     let out = scratch.path().join("out");
     let files = FileLogConfig {
@@ -117,7 +118,7 @@ fn run_case(plan: &Plan, case: &Path, update: bool) -> anyhow::Result<Vec<String
         follow: false,
         missing_is_empty: true,
     };
-    run::local(&Arc::new(plan.clone()), files, None, &AtomicBool::new(false))?;
+    run::local(pipeline, &Arc::new(plan.clone()), files, None, &AtomicBool::new(false))?;
     if update {
         for topic in outputs(plan) {
             let expected_file = case.join("expected").join(format!("{topic}.jsonl"));

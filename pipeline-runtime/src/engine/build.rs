@@ -1,38 +1,38 @@
-//! From a plan to tasks that are ready to run: readers, operators and writers bound to topics, state restored.
+//! From a plan to tasks that are ready to run: readers, operators and writers bound to topics, around a restored state.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use millrace_core::control::Created;
-use millrace_core::epoch::{ChangelogError, ChangelogFacts, ChangelogStart, changelog_start};
+use millrace_core::epoch::ChangelogError;
 use millrace_core::event_time::{InputClock, SourceClock};
-use millrace_core::ids::{Epoch, Generation, Offset, Partition, TaskId};
-use millrace_core::marker::{InputMark, MARKER_FORMAT, Marker};
+use millrace_core::ids::{Epoch, Generation, Offset, Partition, TaskId, Timeline};
+use millrace_core::marker::{InputMark, Marker};
 use millrace_core::plan::{
     self, InputFrom, OnError, OperatorKind, OutputTo, Plan, Port, Stage, StartFrom, StateKind, StateLayout,
 };
-use millrace_core::report::hex;
 use millrace_core::schema::Column;
 use millrace_core::totals::Totals;
 use millrace_plan::SqlError;
 
+use super::EngineConfig;
 use super::changes::TableWriter;
 use super::dead_letter::DeadLetters;
 use super::exchange::{ExchangeReader, ExchangeWriter};
 use super::flow::{Flow, Kind, Operator, Output, Writer};
 use super::sink::{SinkWriter, Target};
 use super::source::{Place, SourceReader};
-use super::task::{CHANGELOG_MARKER, CHANGELOG_STATE, Reader, Task, TaskInput};
+use super::task::{Reader, Task, TaskInput};
 use super::topology::{Names, Topology, grows};
-use crate::log::{Log, LogError, Outbox, TOMBSTONES_MS};
+use crate::log::{Log, LogError, Outbox};
+use crate::operator::guard::Guard;
 use crate::operator::join::{BoundJoin, JoinTable};
 use crate::operator::project::Project;
 use crate::operator::table_join::TableJoin;
 use crate::operator::temporal_join::TemporalJoin;
 use crate::row::RowTypeError;
 use crate::state::{StateBudget, StateError, TaskState};
+use crate::storage::{Storage, StorageError};
 
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
@@ -48,13 +48,30 @@ pub enum BuildError {
     OtherState { task: TaskId },
     #[error("restore task {task} from its changelog: {text}")]
     Restore { task: TaskId, text: String },
+    #[error("restore task {task}")]
+    Storage { task: TaskId, source: Box<StorageError> },
+    #[error("restore task {task}: {doing} {path}")]
+    Disk { task: TaskId, doing: &'static str, path: PathBuf, source: std::io::Error },
     #[error("step '{step}': bind an expression of the plan")]
     Expression { step: String, source: SqlError },
     #[error("put the columns of the plan together")]
     Columns(#[from] RowTypeError),
 }
 
-/// Builds tasks of one plan.
+impl BuildError {
+    /// True for what passes by itself.
+    pub fn passes(&self) -> bool {
+        match self {
+            Self::Log(error) => error.passes(),
+            Self::State { source, .. } => matches!(source, StateError::InUse(_)),
+            Self::Storage { source, .. } => source.passes(),
+            _ => false,
+        }
+    }
+}
+
+/// Builds tasks of one plan, and restores their states.
+#[derive(Clone)]
 pub struct Builder {
     pub plan: Arc<Plan>,
     pub topology: Topology,
@@ -66,24 +83,9 @@ pub struct Builder {
     pub compacted: BTreeMap<String, i64>,
     /// State fingerprints (hex) of earlier plans whose state this plan goes on with.
     pub accepts: Vec<String>,
-}
-
-/// What the control log says of a task's changelog.
-#[derive(Clone, Copy)]
-pub struct Known<'a> {
-    pub created: Option<&'a Created>,
-    /// The marker of this epoch must be there.
-    pub needed: Epoch,
-}
-
-/// A task's state, as level with its changelog as can be told.
-pub struct Restored {
-    pub state: TaskState,
-    pub marker: Option<Marker>,
-    /// The epoch of the last marker.
-    pub last: Epoch,
-    /// False: a marker that must be there is not yet, so nothing may be concluded.
-    pub level: bool,
+    pub timeline: Timeline,
+    /// Where snapshots are; `None`: there are none.
+    pub storage: Option<Storage>,
 }
 
 /// What a task is built around.
@@ -95,12 +97,43 @@ pub struct Begin {
     pub grown: bool,
 }
 
+/// The folder of states, of this timeline alone.
+pub fn tasks_folder(Timeline(number): Timeline) -> String {
+    if number == 1 { "tasks".to_owned() } else { format!("tasks-t{number}") }
+}
+
+/// The tables of a plan whose topics are compacted, and how long those keep deletes.
+pub fn compacted(plan: &Plan, log: &mut dyn Log) -> Result<BTreeMap<String, i64>, LogError> {
+    let mut compacted = BTreeMap::new();
+    for source in plan.sources.iter().filter(|s| s.table.is_some()) {
+        if let Some(tombstones_ms) = log.compacted(&source.topic)? {
+            compacted.insert(source.name.clone(), tombstones_ms);
+        }
+    }
+    Ok(compacted)
+}
+
 impl Builder {
+    pub fn new(plan: Arc<Plan>, topology: Topology, config: &EngineConfig, compacted: BTreeMap<String, i64>) -> Self {
+        Self {
+            names: Names::new(&plan.prefix, config.timeline),
+            timeline: config.timeline,
+            storage: config.storage.clone(),
+            plan,
+            topology,
+            budget: config.budget.clone(),
+            state_dir: config.state_dir.join(tasks_folder(config.timeline)),
+            waiting_rows_max: config.waiting_rows_max,
+            compacted,
+            accepts: Vec::new(),
+        }
+    }
+
     fn stage(&self, id: &TaskId) -> &Stage {
         self.plan.stage(&id.stage).expect("tasks are named after stages")
     }
 
-    fn layouts(&self, id: &TaskId) -> Vec<StateLayout> {
+    pub(super) fn layouts(&self, id: &TaskId) -> Vec<StateLayout> {
         self.plan.state.iter().filter(|l| l.stage == id.stage).cloned().collect()
     }
 
@@ -146,9 +179,10 @@ impl Builder {
             dirty: marker.is_none(),
             stream_idle: false,
             prepared: None,
+            changelog_bytes: 0,
         };
         for (index, input) in task.inputs.iter_mut().enumerate() {
-            match marker.as_ref().and_then(|marker| mark_of(marker, &input.topic)) {
+            match marker.as_ref().and_then(|marker| marker.input(&input.topic)) {
                 Some(mark) => {
                     go_on(input, mark, grows(&self.plan, stage))?;
                     if mark.own_changelog {
@@ -247,126 +281,6 @@ impl Builder {
         input.level_at = Some(log.end_of(&input.topic, id.partition)?.max(input.counted));
         input.next = log.start(&input.topic, id.partition, &StartFrom::Earliest)?;
         Ok(())
-    }
-
-    /// Opens the state, or takes an open one, and brings it level with the changelog.
-    pub fn restore(
-        &self,
-        id: &TaskId,
-        open: Option<TaskState>,
-        known: Option<Known<'_>>,
-        now_ms: i64,
-        log: &mut dyn Log,
-    ) -> Result<Restored, BuildError> {
-        let changelog = self.names.changelog(&id.stage);
-        let range = log.changelog_range(&changelog, id.partition)?;
-        let mut replay = Replay { id, changelog: &changelog, has_tables: !self.compacted.is_empty(), log };
-        let mut local = Local::of(id, self.opened(id, open)?)?;
-        let (before, ahead) = (local.epoch(), local.next > range.end);
-        let deletes_ms = self.compacted.values().copied().min().unwrap_or(TOMBSTONES_MS).min(TOMBSTONES_MS);
-        // The local state must be a part of this log's history, and the log must still hold what follows it.
-        let unknown = match &local.marker {
-            Some(_) if local.next < range.start => Some("the changelog does not reach back to it any more"),
-            Some(_) if ahead => Some("it is newer than the changelog"),
-            // Half of it, since somebody's clock may be wrong.
-            Some(marker) if known.is_some() && now_ms - marker.written_ms > deletes_ms / 2 => {
-                Some("it is older than the deletes that its changelog is sure to hold")
-            }
-            None if range.start > Offset(0) => None,
-            _ => {
-                let same = replay.go_on(&mut local, range.end)?;
-                local = Local::of(id, local.state)?;
-                (!same).then_some("the changelog has another history")
-            }
-        };
-        // The log alone is asked before anything is thrown away or built on a part of it.
-        let found = if unknown.is_some() || local.next < range.start {
-            replay.last_marker(range.clone())?
-        } else {
-            local.epoch()
-        };
-        if let Some(Known { created, needed }) = known {
-            let info = replay.log.topic(&changelog)?;
-            let (topic_id, partitions) = info.map(|i| (i.id.unwrap_or_default(), i.partitions)).unwrap_or_default();
-            let facts = ChangelogFacts {
-                topic: &changelog,
-                topic_id: &topic_id,
-                partitions,
-                log_start: range.start,
-                last_marker: found,
-                local: before.filter(|_| unknown.is_none() || ahead),
-                stateful: !self.layouts(id).is_empty(),
-                needed,
-            };
-            let start = changelog_start(created, &facts);
-            if start.map_err(|source| BuildError::Changelog { task: id.clone(), source })? == ChangelogStart::NotLevel {
-                return Ok(Restored {
-                    state: local.state,
-                    marker: None,
-                    last: found.unwrap_or_default(),
-                    level: false,
-                });
-            }
-        }
-        if let Some(why) = unknown {
-            tracing::warn!(task = %id, next = %local.next, start = %range.start, end = %range.end, "local state is discarded and rebuilt: {why}");
-            drop(local);
-            local = Local::of(id, self.fresh(id)?)?;
-        }
-        if local.next < range.end {
-            replay.apply(local.next.max(range.start)..range.end, &mut local)?;
-            local = Local::of(id, local.state)?;
-        }
-        // On files the plan that wrote the state lies beside it, and was compared already.
-        let other = |marker: &Marker| {
-            let fingerprint = marker.state_fingerprint;
-            fingerprint != self.plan.state_fingerprint && !self.accepts.contains(&hex(fingerprint))
-        };
-        if known.is_some() && local.marker.as_ref().is_some_and(other) {
-            return Err(BuildError::OtherState { task: id.clone() });
-        }
-        let last = local.epoch().unwrap_or_default();
-        Ok(Restored { state: local.state, marker: local.marker, last, level: true })
-    }
-
-    fn opened(&self, id: &TaskId, open: Option<TaskState>) -> Result<TaskState, BuildError> {
-        if let Some(state) = open.filter(|state| !state.poisoned()) {
-            return Ok(state);
-        }
-        let layouts = self.layouts(id);
-        match TaskState::open(&self.dir(id), &self.budget, &layouts, &self.ttls(&layouts)) {
-            Err(StateError::Corrupt(text)) => {
-                tracing::warn!(task = %id, text, "local state is damaged and is rebuilt from the changelog");
-                self.fresh(id)
-            }
-            opened => opened.map_err(|source| BuildError::State { task: id.clone(), source }),
-        }
-    }
-
-    /// The marker that a state holds.
-    pub fn marker(&self, id: &TaskId, state: &TaskState) -> Result<Option<Marker>, BuildError> {
-        let found = state.marker().map_err(|source| BuildError::State { task: id.clone(), source })?;
-        found.map(|(bytes, _)| read_marker(id, &bytes)).transpose()
-    }
-
-    fn dir(&self, id: &TaskId) -> PathBuf {
-        self.state_dir.join(&id.stage).join(id.partition.to_string())
-    }
-
-    fn fresh(&self, id: &TaskId) -> Result<TaskState, BuildError> {
-        let (dir, layouts) = (self.dir(id), self.layouts(id));
-        let made =
-            TaskState::destroy(&dir).and_then(|()| TaskState::open(&dir, &self.budget, &layouts, &self.ttls(&layouts)));
-        made.map_err(|source| BuildError::State { task: id.clone(), source })
-    }
-
-    /// A table's own TTL; nothing else expires yet.
-    fn ttls(&self, layouts: &[StateLayout]) -> Vec<Option<i64>> {
-        let ttl = |layout: &StateLayout| {
-            let source = layout.operator.strip_prefix("table ").and_then(|name| self.plan.source(name))?;
-            source.table.as_ref()?.ttl_ms.filter(|_| layout.kind == StateKind::Latest)
-        };
-        layouts.iter().map(ttl).collect()
     }
 
     fn input(
@@ -499,6 +413,10 @@ impl Builder {
                         &left,
                     )))
                 }
+                OperatorKind::Guard(guard) => {
+                    let layout = layout_of(layouts, &spec.name);
+                    Kind::Guard(Guard::new(&spec.name, guard, (layout, &layouts[layout]), &left)?)
+                }
             };
             Ok(Operator { name: spec.name.clone(), input: spec.input, kind, totals: Totals::default() })
         };
@@ -560,144 +478,15 @@ fn layout_of(layouts: &[StateLayout], operator: &str) -> usize {
 
 fn table_of(kind: &OperatorKind) -> Option<usize> {
     match kind {
-        OperatorKind::Project(_) => None,
+        OperatorKind::Project(_) | OperatorKind::Guard(_) => None,
         OperatorKind::TableJoin(join) => Some(join.join.table),
         OperatorKind::TemporalJoin(join) => Some(join.join.table),
     }
 }
 
-/// True when the stage's joins trust the source to be partitioned by its declared key.
+/// True when the stage's joins or guards trust the source to be partitioned by its declared key.
 fn aligned(stage: &Stage, source: &plan::Source) -> bool {
-    source.key.is_some() && stage.operators.iter().any(|o| table_of(&o.kind).is_some())
-}
-
-/// The local state of a task and what it says of itself.
-struct Local {
-    state: TaskState,
-    marker: Option<Marker>,
-    /// The changelog offset behind its marker.
-    next: Offset,
-}
-
-impl Local {
-    fn of(id: &TaskId, state: TaskState) -> Result<Self, BuildError> {
-        let found = state.marker().map_err(|source| BuildError::State { task: id.clone(), source })?;
-        let Some((bytes, next)) = found else { return Ok(Self { state, marker: None, next: Offset(0) }) };
-        Ok(Self { state, marker: Some(read_marker(id, &bytes)?), next: Offset(next) })
-    }
-
-    fn epoch(&self) -> Option<Epoch> {
-        self.marker.as_ref().map(|m| m.epoch)
-    }
-}
-
-/// Reads one task's changelog.
-struct Replay<'a> {
-    id: &'a TaskId,
-    changelog: &'a str,
-    /// The topics of some tables are their changelogs.
-    has_tables: bool,
-    log: &'a mut dyn Log,
-}
-
-enum Entry<'a> {
-    State(&'a [u8], Option<&'a [u8]>),
-    Marker(&'a [u8]),
-}
-
-impl Replay<'_> {
-    fn read(
-        &mut self,
-        range: Range<Offset>,
-        visit: &mut dyn FnMut(Offset, Entry<'_>) -> anyhow::Result<()>,
-    ) -> Result<(), BuildError> {
-        let changelog = self.changelog;
-        let read = self.log.read_changelog(changelog, self.id.partition, range, &mut |record| {
-            let entry = match (record.key.and_then(<[u8]>::split_first), record.value) {
-                (Some((&CHANGELOG_STATE, key)), value) => Entry::State(key, value),
-                (Some((&CHANGELOG_MARKER, _)), Some(marker)) => Entry::Marker(marker),
-                _ => anyhow::bail!("record {} of {changelog} is neither state nor marker", record.offset),
-            };
-            visit(record.offset, entry)
-        });
-        read.map_err(|error| match error.downcast::<LogError>() {
-            Ok(error) => BuildError::Log(error),
-            Err(error) => BuildError::Restore { task: self.id.clone(), text: format!("{error:#}") },
-        })
-    }
-
-    /// The epoch of the last marker in a range.
-    fn last_marker(&mut self, range: Range<Offset>) -> Result<Option<Epoch>, BuildError> {
-        let (id, mut last) = (self.id, None);
-        self.read(range, &mut |_, entry| {
-            if let Entry::Marker(bytes) = entry {
-                last = Some(read_marker(id, bytes)?.epoch);
-            }
-            Ok(())
-        })?;
-        Ok(last)
-    }
-
-    /// Brings a local state forward to the log's end. False, with nothing done, when another record than the state's own
-    /// marker lies where the state says that it does. One that was compacted away says nothing.
-    fn go_on(&mut self, local: &mut Local, end: Offset) -> Result<bool, BuildError> {
-        let Some(marker) = &local.marker else {
-            self.apply(local.next..end, local)?;
-            return Ok(true);
-        };
-        let (id, next, mut same) = (self.id, local.next, true);
-        self.read(Offset(next.0 - 1)..next, &mut |_, entry| {
-            same = match entry {
-                Entry::Marker(bytes) => with_tables_of(read_marker(id, bytes)?, Some(marker)) == *marker,
-                Entry::State(..) => false,
-            };
-            Ok(())
-        })?;
-        if same {
-            self.apply(next..end, local)?;
-        }
-        Ok(same)
-    }
-
-    /// Brings a state forward, epoch by epoch. What follows the last marker was never committed.
-    fn apply(&mut self, range: Range<Offset>, local: &mut Local) -> Result<(), BuildError> {
-        let (id, has_tables, Local { state, marker: own, .. }) = (self.id, self.has_tables, local);
-        self.read(range, &mut |offset, entry| {
-            match entry {
-                Entry::State(key, value) => state.replay(key, value)?,
-                Entry::Marker(bytes) if has_tables => {
-                    let marker = with_tables_of(read_marker(id, bytes)?, own.as_ref());
-                    state.apply(&serde_json::to_vec(&marker)?, offset.0 + 1)?;
-                }
-                Entry::Marker(bytes) => state.apply(bytes, offset.0 + 1)?,
-            }
-            Ok(())
-        })?;
-        state.discard();
-        Ok(())
-    }
-}
-
-/// A marker of the changelog, as the state `own` brings it level: rows of tables whose topics are their changelogs are not
-/// in ours, so where those stand only the state itself can say.
-fn with_tables_of(mut marker: Marker, own: Option<&Marker>) -> Marker {
-    for mark in marker.inputs.iter_mut().filter(|mark| mark.own_changelog) {
-        mark.next = own.and_then(|own| mark_of(own, &mark.topic)).map_or(Offset(0), |own| own.next);
-    }
-    marker
-}
-
-fn mark_of<'a>(marker: &'a Marker, topic: &str) -> Option<&'a InputMark> {
-    marker.inputs.iter().find(|mark| mark.topic == topic)
-}
-
-fn read_marker(id: &TaskId, bytes: &[u8]) -> Result<Marker, BuildError> {
-    let restore = |text: String| BuildError::Restore { task: id.clone(), text };
-    let marker: Marker = serde_json::from_slice(bytes).map_err(|e| restore(format!("its marker: {e}")))?;
-    if marker.format > MARKER_FORMAT {
-        return Err(restore(format!("its marker has format {}: a newer release wrote it", marker.format)));
-    }
-    Ok(marker)
+    source.key.is_some() && stage.operators.iter().any(|o| !matches!(o.kind, OperatorKind::Project(_)))
 }
 
 /// Sets an input to where its mark says it stood.

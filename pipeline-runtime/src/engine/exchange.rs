@@ -5,20 +5,23 @@
 //! one before it. A task writes its blocks when an epoch ends, so that a partition gets few and large ones; a block that
 //! must go earlier carries no progress.
 //!
+//! A header of the record says in which epoch its task wrote it: a savepoint holds what lies between two stages up to the
+//! writers' cuts.
+//!
 //! Layout, little-endian: `format u8 | flags u8 | upstream u32 | watermark i64 | complete as of i64 | rows u32`, then
 //! for each row `meta 45 | operation u8 | [count u16, columns u16 …] | length u32 | row`.
 
 use arrow::array::{ArrayRef, RecordBatch};
 use arrow::datatypes::SchemaRef;
 use millrace_core::event_time::{InputClock, Upstream};
-use millrace_core::ids::Partition;
+use millrace_core::ids::{Epoch, Partition};
 use millrace_core::plan::{Exchange, KeyFormat, Partitioner};
 use millrace_core::schema::Column;
 use millrace_plan::arrow_schema::arrow_schema;
 
 use super::changes::Changes;
 use crate::format::{KeyTextEncoder, Op};
-use crate::log::{Fetch, Outbox, TopicIndex};
+use crate::log::{Fetch, Header, Outbox, Record, TopicIndex};
 use crate::row::{KeyEncoder, RowCodecError, RowDecoder, RowEncoder, RowTypeError};
 use crate::rows::{META_BYTES, RowMeta, Rows, read_meta, write_meta};
 
@@ -29,6 +32,9 @@ const ENDED: u8 = 2;
 const LEVEL: u8 = 4;
 /// The block says nothing about progress.
 const ROWS_ONLY: u8 = 8;
+
+/// Name of the header with the writer's epoch, a little-endian u64.
+const EPOCH_HEADER: &str = "epoch";
 
 const UPSERT: u8 = 0;
 const DELETE: u8 = 1;
@@ -63,6 +69,8 @@ pub struct ExchangeWriter {
     partitioner: Partitioner,
     encoder: RowEncoder,
     buffers: Vec<Buffer>,
+    /// That is open.
+    epoch: Epoch,
 }
 
 impl ExchangeWriter {
@@ -89,7 +97,13 @@ impl ExchangeWriter {
             partitioner: spec.key.partitioner,
             encoder: RowEncoder::new(&spec.columns),
             buffers: (0..partitions).map(|_| buffer()).collect(),
+            epoch: Epoch(0),
         })
+    }
+
+    /// What is written from now on belongs to this epoch.
+    pub fn begin(&mut self, epoch: Epoch) {
+        self.epoch = epoch;
     }
 
     pub fn rows(&mut self, rows: &Rows, outbox: &mut Outbox) -> Result<(), RowTypeError> {
@@ -135,7 +149,7 @@ impl ExchangeWriter {
             buffer.bytes[length_at..length_at + 4].copy_from_slice(&length.to_le_bytes());
             buffer.rows += 1;
             if buffer.bytes.len() >= BLOCK_BYTES {
-                let head = (self.upstream, None);
+                let head = (self.upstream, self.epoch, None);
                 send(buffer, head, (self.topic, partition), outbox);
             }
         }
@@ -179,7 +193,7 @@ impl ExchangeWriter {
             if buffer.rows > 0 || progress_due(buffer, progress, now_ms) {
                 buffer.sent = Some((progress, now_ms));
                 let to = (self.topic, Partition(partition as i32));
-                send(buffer, (self.upstream, Some(progress)), to, outbox);
+                send(buffer, (self.upstream, self.epoch, Some(progress)), to, outbox);
             }
         }
     }
@@ -194,7 +208,7 @@ fn progress_due(buffer: &Buffer, progress: Upstream, now_ms: u64) -> bool {
 
 fn send(
     buffer: &mut Buffer,
-    (upstream, progress): (u32, Option<Upstream>),
+    (upstream, epoch, progress): (u32, Epoch, Option<Upstream>),
     (topic, partition): (TopicIndex, Partition),
     outbox: &mut Outbox,
 ) {
@@ -209,9 +223,18 @@ fn send(
     buffer.bytes[6..14].copy_from_slice(&said.watermark.to_le_bytes());
     buffer.bytes[14..22].copy_from_slice(&said.complete_as_of_ms.to_le_bytes());
     buffer.bytes[22..26].copy_from_slice(&buffer.rows.to_le_bytes());
-    outbox.push(topic, partition, None, None, Some(&buffer.bytes), Vec::new());
+    let header = Header { name: EPOCH_HEADER.to_owned(), value: epoch.0.to_le_bytes().to_vec() };
+    outbox.push(topic, partition, None, None, Some(&buffer.bytes), vec![header]);
     buffer.bytes.clear();
     buffer.rows = 0;
+}
+
+/// Which upstream task wrote a record, and in which epoch. `None`: a release that did not say so.
+pub fn written_by(record: &Record<'_>) -> Option<(Partition, Epoch)> {
+    let header = record.headers.iter().find(|header| header.name == EPOCH_HEADER)?;
+    let epoch = u64::from_le_bytes(header.value.as_slice().try_into().ok()?);
+    let upstream = record.value?.get(2..6)?.try_into().ok()?;
+    Some((Partition(i32::try_from(u32::from_le_bytes(upstream)).ok()?), Epoch(epoch)))
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -8,6 +8,7 @@ use super::changes::Changes;
 use super::exchange::ExchangeWriter;
 use super::sink::SinkWriter;
 use crate::log::Outbox;
+use crate::operator::guard::Guard;
 use crate::operator::project::Project;
 use crate::operator::table_join::TableJoin;
 use crate::operator::temporal_join::TemporalJoin;
@@ -18,6 +19,7 @@ pub enum Kind {
     Project(Project),
     TableJoin(TableJoin),
     TemporalJoin(Box<TemporalJoin>),
+    Guard(Guard),
 }
 
 pub struct Operator {
@@ -160,6 +162,7 @@ impl Operator {
             Kind::Project(project) => project.run(rows, &mut self.totals, cx),
             Kind::TableJoin(join) => join.run(rows, &mut self.totals, cx),
             Kind::TemporalJoin(join) => join.run(rows, &mut self.totals, cx),
+            Kind::Guard(guard) => guard.run(rows, &mut self.totals, cx),
         }
     }
 }

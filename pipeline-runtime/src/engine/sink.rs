@@ -2,6 +2,7 @@
 
 use millrace_core::ids::Partition;
 use millrace_core::plan::{OnError, Partitioner, Sink};
+use millrace_core::slices::Stamps;
 use millrace_core::totals::{DropReason, Totals};
 
 use super::dead_letter::{GivenUp, Origin};
@@ -30,6 +31,11 @@ pub struct SinkWriter {
     encoder: JsonEncoder,
     key_bytes: Vec<u8>,
     value_bytes: Vec<u8>,
+    /// Of the records that the open epoch's rows came from, and of the rows' own event times. Behind a join both are the
+    /// stream's: changes of tables make no row, and so no record of a snapshot read ('r') of Debezium's, which are of
+    /// tables alone, is in them.
+    pub timestamps: Stamps,
+    pub event_times: Stamps,
     pub totals: Totals,
 }
 
@@ -47,6 +53,8 @@ impl SinkWriter {
             encoder: JsonEncoder::new(&spec.columns),
             key_bytes: Vec::new(),
             value_bytes: Vec::new(),
+            timestamps: Stamps::default(),
+            event_times: Stamps::default(),
             totals: Totals::default(),
         }
     }
@@ -54,6 +62,12 @@ impl SinkWriter {
     /// What its totals are listed under.
     pub fn step(&self) -> String {
         format!("sink {}", self.name)
+    }
+
+    /// What is written from now on belongs to another epoch.
+    pub fn begin(&mut self) {
+        self.timestamps.clear();
+        self.event_times.clear();
     }
 
     pub fn rows(&mut self, rows: &Rows, cx: &mut Context<'_>) -> Result<(), OperatorError> {
@@ -81,9 +95,19 @@ impl SinkWriter {
             let key = key.map(|(key, _)| key);
             cx.outbox.push(self.target.topic, partition, meta.timestamp_ms, key, Some(&self.value_bytes), Vec::new());
             self.totals.rows_out += 1;
+            if let Some(ms) = meta.timestamp_ms {
+                self.timestamps.push(ms);
+            }
+            if let Some(ms) = event_time_ms(meta) {
+                self.event_times.push(ms);
+            }
         }
         Ok(())
     }
+}
+
+fn event_time_ms(meta: &RowMeta) -> Option<i64> {
+    (meta.event_time > i64::MIN).then(|| meta.event_time.div_euclid(MICROS_PER_MS))
 }
 
 /// A row that the topic would refuse, and with it the whole epoch: its source's error policy says what becomes of it.
@@ -103,8 +127,7 @@ fn give_up(
                 offset: meta.offset,
                 timestamp_ms: meta.timestamp_ms,
             };
-            let event_time_ms = (meta.event_time > i64::MIN).then(|| meta.event_time.div_euclid(MICROS_PER_MS));
-            let given_up = GivenUp { step: sink, row: value, event_time_ms };
+            let given_up = GivenUp { step: sink, row: value, event_time_ms: event_time_ms(meta) };
             dead_letters.row(cx.outbox, origin, given_up, TOO_LARGE, text);
             totals.drop_rows(DropReason::DeadLettered, 1);
             Ok(())

@@ -30,7 +30,7 @@ pub enum SourceError {
     )]
     Truncate { source_name: String, topic: String, partition: Partition, offset: Offset },
     #[error(
-        "source '{source_name}': the record at topic {topic} partition {found} offset {offset} belongs to partition {expected} by its key ({columns}) and the partitioner {partitioner:?}, so joins would miss it; correct `key.partitioner`, or leave out `key` to have the source repartitioned"
+        "source '{source_name}': the record at topic {topic} partition {found} offset {offset} belongs to partition {expected} by its key ({columns}) and the partitioner {partitioner:?}, so joins and upserts would miss it; correct `key.partitioner`, or leave out `key` to have the source repartitioned"
     )]
     Partition {
         source_name: String,
@@ -51,7 +51,7 @@ pub struct Place {
     pub partition: Partition,
     /// Of the topic.
     pub partitions: i32,
-    /// Joins trust that the declared key decides about the partition.
+    /// Joins or guards trust that the declared key decides about the partition.
     pub aligned: bool,
 }
 
@@ -59,7 +59,7 @@ pub struct Place {
 pub struct SourceReader {
     spec: Arc<Source>,
     place: Place,
-    /// Of rows that joins trust to be in the right partition.
+    /// Of rows that joins or guards trust to be in the right partition.
     key: Option<(KeyTextEncoder, Partitioner)>,
     decoder: RecordDecoder,
     event_time_column: Option<usize>,
@@ -93,6 +93,18 @@ pub struct Failures<'a> {
     pub totals: &'a mut Totals,
     /// The last of them, and its code.
     pub last: &'a mut Option<(Offset, &'static str)>,
+}
+
+impl<'a> Failures<'a> {
+    /// Of records that are read for the first time.
+    pub fn new(
+        outbox: &'a mut Outbox,
+        dead_letters: Option<DeadLetters>,
+        totals: &'a mut Totals,
+        last: &'a mut Option<(Offset, &'static str)>,
+    ) -> Self {
+        Self { again: false, outbox, dead_letters, totals, last }
+    }
 }
 
 impl SourceReader {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use arrow::array::RecordBatch;
-use millrace_core::event_time::{InputClock, SourceClock, Upstream};
+use millrace_core::event_time::{InputClock, SourceClock, Upstream, WATERMARK_MAX, WATERMARK_MIN};
 use millrace_core::ids::{Epoch, Generation, Offset, Partition, TaskId};
 use millrace_core::marker::{InputMark, MARKER_FORMAT, Marker};
 use millrace_core::plan::{OnError, Port};
@@ -16,6 +16,7 @@ use super::changes::{ApplyError, Changes, TableWriter};
 use super::dead_letter::DeadLetters;
 use super::exchange::{ExchangeError, ExchangeReader};
 use super::flow::{Flow, Writer};
+use super::sink::SinkWriter;
 use super::source::{Failures, SourceError, SourceReader, TablePart};
 use crate::log::{End, Fetch, Outbox, TopicIndex};
 use crate::operator::{Context, OperatorError};
@@ -25,6 +26,8 @@ use crate::state::{StateError, TaskState};
 /// First byte of a changelog record's key.
 pub const CHANGELOG_STATE: u8 = b's';
 pub const CHANGELOG_MARKER: u8 = b'm';
+
+const MICROS_PER_MS: i64 = 1000;
 
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
@@ -140,6 +143,8 @@ pub struct Task {
     pub stream_idle: bool,
     /// The marker of the open epoch, while its commit is not known.
     pub prepared: Option<Vec<u8>>,
+    /// Written to the changelog since the task began to run.
+    pub changelog_bytes: u64,
 }
 
 impl Task {
@@ -189,13 +194,7 @@ impl Task {
             return Err(TaskError::Refused { topic, partition, offset: record.offset, why: why.to_owned() });
         };
         own.next = fetch.next;
-        let mut failures = Failures {
-            again: false,
-            outbox,
-            dead_letters: self.dead_letters,
-            totals: &mut own.totals,
-            last: &mut own.failed,
-        };
+        let mut failures = Failures::new(outbox, self.dead_letters, &mut own.totals, &mut own.failed);
         Ok(reader.refuse(record, why, &mut failures)?)
     }
 
@@ -209,13 +208,7 @@ impl Task {
         let own = &mut self.inputs[input];
         let rows = match &mut own.reader {
             Reader::Source(reader) => {
-                let mut failures = Failures {
-                    again: false,
-                    outbox,
-                    dead_letters: self.dead_letters,
-                    totals: &mut own.totals,
-                    last: &mut own.failed,
-                };
+                let mut failures = Failures::new(outbox, self.dead_letters, &mut own.totals, &mut own.failed);
                 let mut rows = reader.rows(fetch, &mut own.source_clock, &mut failures)?;
                 rows.watermark = own.clock.advance(0, rows.watermark);
                 rows
@@ -243,8 +236,8 @@ impl Task {
                 let mut uncounted = Totals::default();
                 let again = fetch.next <= own.counted;
                 let totals = if again { &mut uncounted } else { &mut own.totals };
-                let mut failures =
-                    Failures { again, outbox, dead_letters: self.dead_letters, totals, last: &mut own.failed };
+                let failures = Failures::new(outbox, self.dead_letters, totals, &mut own.failed);
+                let mut failures = Failures { again, ..failures };
                 let parts = reader.changes(fetch, &mut own.source_clock, &mut failures)?;
                 own.clock.advance(0, own.source_clock.watermark());
                 parts
@@ -324,6 +317,7 @@ impl Task {
 
     /// After the state was restored: rows that waited go on waiting, and the operators hear where time stands.
     pub fn resume(&mut self, now: Now, outbox: &mut Outbox) -> Result<(), TaskError> {
+        self.begin_epoch();
         let sent = outbox.len();
         let (flow, mut cx) = self.context(now, outbox);
         flow.restore(&mut cx)?;
@@ -396,7 +390,7 @@ impl Task {
         self.flow.flush(&|port| Self::origin(&self.inputs, &ports, port), now.steady_ms, outbox);
         let (flow, mut cx) = self.context(now, outbox);
         flow.persist(&mut cx)?;
-        let mut key = vec![CHANGELOG_STATE];
+        let (mut key, before) = (vec![CHANGELOG_STATE], outbox.bytes());
         let elsewhere: Vec<usize> =
             self.inputs.iter().filter(|i| i.own_changelog).filter_map(|i| Some(i.writer.as_ref()?.layout)).collect();
         for (state_key, value) in self.state.changes() {
@@ -412,6 +406,7 @@ impl Task {
         let key = Some(&[CHANGELOG_MARKER][..]);
         outbox.push(self.changelog_index, self.id.partition, Some(now.wall_ms), key, Some(&marker), Vec::new());
         self.prepared = Some(marker);
+        self.changelog_bytes += (outbox.bytes() - before) as u64;
         Ok(())
     }
 
@@ -421,8 +416,19 @@ impl Task {
             self.state.apply(marker, changelog_next.0)?;
             self.prepared = None;
             self.dirty = false;
+            self.begin_epoch();
         }
         Ok(())
+    }
+
+    fn begin_epoch(&mut self) {
+        let next = Epoch(self.committed().0 + 1);
+        for output in &mut self.flow.outputs {
+            match &mut output.writer {
+                Writer::Exchange(exchange) => exchange.begin(next),
+                Writer::Sink(sink) => sink.begin(),
+            }
+        }
     }
 
     /// Its last committed epoch.
@@ -435,11 +441,26 @@ impl Task {
         let sources = self.inputs.iter().filter(|i| matches!(i.reader, Reader::Source(_)));
         let sources = sources.map(|i| (source_step(&i.name), &i.totals));
         let operators = self.flow.operators.iter().map(|o| (o.name.clone(), &o.totals));
-        let sinks = self.flow.outputs.iter().filter_map(|o| match &o.writer {
-            Writer::Sink(sink) => Some((sink.step(), &sink.totals)),
-            Writer::Exchange(_) => None,
-        });
+        let sinks = self.sinks().map(|sink| (sink.step(), &sink.totals));
         sources.chain(operators).chain(sinks)
+    }
+
+    pub fn sinks(&self) -> impl Iterator<Item = &SinkWriter> {
+        self.flow.outputs.iter().filter_map(|output| match &output.writer {
+            Writer::Sink(sink) => Some(sink),
+            Writer::Exchange(_) => None,
+        })
+    }
+
+    /// How far the watermark of the task's stream is behind the clock; 0 where it holds nobody back. `None`: there is
+    /// none. Those of tables do not count: they stand still where nothing changes.
+    pub fn watermark_lag_ms(&self, now_ms: i64) -> Option<i64> {
+        let lag = |input: &TaskInput| match input.clock.watermark() {
+            WATERMARK_MIN | WATERMARK_MAX => None,
+            _ if input.clock.idle() => Some(0),
+            watermark => Some(now_ms.saturating_sub(watermark.div_euclid(MICROS_PER_MS))),
+        };
+        self.inputs.iter().filter(|input| !input.table).filter_map(lag).max()
     }
 
     /// Goes on counting from a marker's totals.

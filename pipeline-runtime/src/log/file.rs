@@ -91,7 +91,7 @@ pub struct FileLog {
     inputs: Vec<Option<Assigned>>,
     internal_buffer: segments::ReadBuffer,
     /// Held for as long as the process owns the state folder.
-    _lock: File,
+    _lock: Lock,
 }
 
 /// A result file and the lines of the open epoch.
@@ -468,11 +468,22 @@ impl FileLog {
     }
 }
 
-fn lock(state: &Path) -> Result<File, LogError> {
+/// Given back on purpose: a child process that is being started has a copy of the descriptor for a moment, and would keep
+/// the lock for that long.
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // The file is closed next.
+        drop(self.0.unlock());
+    }
+}
+
+fn lock(state: &Path) -> Result<Lock, LogError> {
     let path = state.join("lock");
     let file = File::create(&path).map_err(io("create", &path))?;
     match file.try_lock() {
-        Ok(()) => Ok(file),
+        Ok(()) => Ok(Lock(file)),
         Err(fs::TryLockError::WouldBlock) => Err(LogError::User(format!(
             "the state folder {} is in use by another process: stop it, or give another --state",
             state.display()

@@ -1,4 +1,4 @@
-//! Kafka as a lane's log: one consumer and one transactional producer.
+//! Kafka as a lane's log: a consumer, a transactional producer, and a client for what the lane waits for.
 //!
 //! | what | how |
 //! | --- | --- |
@@ -28,10 +28,10 @@ use super::{
 use crate::clock;
 use ends::Ends;
 use inputs::Inputs;
-use native::Client;
 use native::admin::{AdminQueue, Answer, Spec};
 use native::queue::Signal;
 use native::transaction::GroupMetadata;
+use native::{Client, Kind};
 use topics::Admin;
 use transactions::{GroupOffsets, Limits, Transactions};
 use trims::Trims;
@@ -106,6 +106,8 @@ pub struct KafkaLog {
     /// While the lane starts.
     admin: Option<Admin>,
     inputs: Inputs,
+    /// For what is waited for: look-ups, and the reading of changelogs.
+    reader: Arc<Client>,
 }
 
 impl KafkaLog {
@@ -113,25 +115,29 @@ impl KafkaLog {
     pub fn open(config: KafkaLogConfig) -> Result<Self, LogError> {
         let inputs = Inputs::new(&config.connection, &config.group)?;
         let answers = answers(&inputs)?;
-        let admin = Admin::connect(&config.connection.client())?;
-        let outputs: Vec<&str> = config.outputs.iter().map(String::as_str).collect();
-        let record_bytes = if outputs.is_empty() { BTreeMap::new() } else { admin.record_limits(&outputs)? };
         let trims = Trims::new(config.trim_every_ms);
-        Ok(Self {
+        let mut log = Self {
+            reader: reader(&config.connection, &config.group)?,
             config,
             transactions: None,
-            limits: Limits { record_bytes, internal: BTreeMap::new() },
+            limits: Limits { record_bytes: BTreeMap::new(), internal: BTreeMap::new() },
             ends: Ends::default(),
             assigned_ends: BTreeMap::new(),
             trims,
             answers,
-            admin: Some(admin),
+            admin: None,
             inputs,
-        })
+        };
+        let outputs = log.config.outputs.clone();
+        if !outputs.is_empty() {
+            let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
+            log.limits.record_bytes = log.admin()?.record_limits(&outputs)?;
+        }
+        Ok(log)
     }
 
     fn client(&self) -> &Arc<Client> {
-        self.inputs.client()
+        &self.reader
     }
 
     /// Takes new clients, for a cluster that is to be reached in another way. No input is assigned, and the
@@ -143,6 +149,7 @@ impl KafkaLog {
         let inputs = Inputs::new(connection, &self.config.group)?;
         self.answers = answers(&inputs)?;
         self.inputs = inputs;
+        self.reader = reader(connection, &self.config.group)?;
         self.config.connection = connection.clone();
         self.admin = None;
         self.ends = Ends::default();
@@ -158,11 +165,19 @@ impl KafkaLog {
         Fence::begin(lane, config, timeout_ms)
     }
 
-    /// What a partition holds now, for whoever reads committed records.
-    pub fn range(&self, topic: &str, partition: Partition) -> Result<Range<Offset>, LogError> {
-        let end = lookup::offset(self.client(), topic, partition.0, Spec::LastStable)?;
-        let first = lookup::offset(self.client(), topic, partition.0, Spec::Earliest)?;
-        Ok(Offset(first)..Offset(end))
+    /// What a partition held when this was asked, once nothing of that is open any more.
+    pub fn held(&self, topic: &str, partition: Partition) -> Result<Range<Offset>, LogError> {
+        changelog::held(self.client(), topic, partition, self.open_ms_max())
+    }
+
+    /// The brokers end a transaction that has timed out when they next look.
+    fn open_ms_max(&self) -> u64 {
+        2 * u64::from(self.config.transaction_timeout_ms) + BROKERS_LOOK_MS
+    }
+
+    /// One of our own topics, with so many partitions, was seen by somebody else.
+    pub fn expect_internal(&mut self, name: &str, partitions: i32) {
+        self.limits.internal.insert(name.to_owned(), partitions);
     }
 
     /// Gives an internal topic more partitions.
@@ -406,9 +421,13 @@ impl Log for KafkaLog {
     }
 
     fn changelog_range(&mut self, topic: &str, partition: Partition) -> Result<Range<Offset>, LogError> {
-        // The brokers end a transaction that has timed out when they next look.
-        let open_ms_max = 2 * u64::from(self.config.transaction_timeout_ms) + BROKERS_LOOK_MS;
-        changelog::range(self.client(), topic, partition, open_ms_max)
+        changelog::range(self.client(), topic, partition, self.open_ms_max())
+    }
+
+    fn range(&mut self, topic: &str, partition: Partition) -> Result<Range<Offset>, LogError> {
+        let end = lookup::offset(self.client(), topic, partition.0, Spec::LastStable)?;
+        let first = lookup::offset(self.client(), topic, partition.0, Spec::Earliest)?;
+        Ok(Offset(first)..Offset(end))
     }
 
     fn read_changelog(
@@ -441,6 +460,14 @@ impl Drop for KafkaLog {
             transactions.close();
         }
     }
+}
+
+fn reader(connection: &Connection, group: &str) -> Result<Arc<Client>, LogError> {
+    let client = Client::new(Kind::Consumer, &connection.reader(group));
+    let client = client.map_err(|text| fault("make a consumer", &text, false))?;
+    // Where no broker has been reached yet, the library asks for a partition's leader again only after 3 s.
+    client.cluster_id(CLUSTER_ID_MS);
+    Ok(client)
 }
 
 fn answers(inputs: &Inputs) -> Result<AdminQueue, LogError> {

@@ -111,6 +111,12 @@ impl Database {
         checkpoint.create_checkpoint_with_log_size(dir, u64::MAX).expect("disk has room");
     }
 
+    /// A copy in `dir`, of which the files are shared: what is in memory is written out first.
+    pub(super) fn checkpoint(&self, dir: &Path) -> Result<(), StateError> {
+        let made = rocksdb::checkpoint::Checkpoint::new(&self.db).and_then(|made| made.create_checkpoint(dir));
+        made.map_err(|error| write_error("make a checkpoint", error))
+    }
+
     pub(super) fn memtable_bytes(&self) -> u64 {
         self.property(properties::CUR_SIZE_ALL_MEM_TABLES)
     }
@@ -127,6 +133,12 @@ impl Database {
     fn property(&self, name: &properties::PropName) -> u64 {
         self.db.property_int_value(name).ok().flatten().unwrap_or(0)
     }
+}
+
+/// A value of a database that nobody has open.
+pub(super) fn get_closed(dir: &Path, key: &[u8]) -> Result<Option<Vec<u8>>, StateError> {
+    let opened = DB::open_for_read_only(&Options::default(), dir, false);
+    opened.and_then(|db| db.get(key)).map_err(|error| read_error("read a checkpoint", error))
 }
 
 /// Removes a task's state from the disk. There need not be one, and it may be damaged.
@@ -188,9 +200,13 @@ fn is_version(state_key: &[u8]) -> bool {
 /// A file that is not there or not whole is damage, which the changelog can repair.
 fn read_error(doing: &'static str, error: rocksdb::Error) -> StateError {
     let text = error.to_string();
-    let lost_file = error.kind() == ErrorKind::IOError && text.contains("No such file or directory");
+    let io = |words: &str| error.kind() == ErrorKind::IOError && text.contains(words);
+    // The lock of this process, and that of the system.
+    let locked = io("lock hold by current process") || io("While lock file");
+    let lost_file = io("No such file or directory");
     match error.kind() {
         ErrorKind::Corruption => StateError::Corrupt(text),
+        _ if locked => StateError::InUse(text),
         _ if lost_file => StateError::Corrupt(text),
         _ => StateError::Io { doing, error: text },
     }

@@ -1,22 +1,25 @@
-//! Deletes what a pipeline made in Kafka: the topics of its stages and exchanges, the groups that show its positions,
-//! and at last its control topic, so that whoever is interrupted still knows whose the rest is.
+//! Deletes what a pipeline made: the topics of its stages and exchanges, the groups that show its positions, the snapshots
+//! that no savepoint needs, and at last its control topic, so that whoever is interrupted still knows whose the rest is.
 //!
 //! A topic of the user's is never deleted, whatever its name.
 
 use std::collections::BTreeSet;
 
+use millrace_core::ids::Timeline;
 use millrace_core::ownership::{ControlLog, Identity, Rules};
 use millrace_core::plan::Plan;
 use millrace_core::report::CleanupReport;
 
 use super::preflight::{conflict, refused};
-use super::{Job, TIMELINE, read_all};
+use super::{Job, read_all};
 use crate::engine::chain;
 use crate::engine::topology::{Names, outputs};
 use crate::log::LogError;
 use crate::log::kafka::InternalTopics;
 use crate::log::kafka::control::ControlTopic;
 use crate::log::kafka::survey::{Deleted, Survey, reach};
+use crate::snapshot::{self, SnapshotError};
+use crate::storage::Storage;
 
 const CHANGELOG: &str = "-changelog";
 const REPARTITION: &str = "-repartition";
@@ -36,7 +39,7 @@ pub fn clean(job: &Job) -> CleanupReport {
 }
 
 fn try_clean(job: &Job, survey: &Survey, report: &mut CleanupReport) -> Result<(), LogError> {
-    let control = Names::new(&job.plan.prefix, TIMELINE).control();
+    let control = Names::new(&job.plan.prefix, job.timeline).control();
     let there: BTreeSet<String> = survey.all_topics()?.into_iter().collect();
     let mut known = ControlLog::new(Rules::ALL);
     if there.contains(&control) {
@@ -54,12 +57,27 @@ fn try_clean(job: &Job, survey: &Survey, report: &mut CleanupReport) -> Result<(
     let groups: Vec<String> = topics.iter().filter_map(|t| t.strip_suffix(CHANGELOG)).map(str::to_owned).collect();
     note("topic", survey.delete_topics(&topics)?, report);
     note("group", survey.delete_groups(&groups)?, report);
+    if let Some(storage) = &job.storage
+        && let Err(error) = clean_storage(storage, report)
+    {
+        report.errors.push(format!("delete snapshots: {}", chain(&error)));
+        report.left.push(storage.address(""));
+    }
     if there.contains(&control) {
         if report.left.is_empty() {
             note("topic", survey.delete_topics(&[control])?, report);
         } else {
             report.left.push(control);
         }
+    }
+    Ok(())
+}
+
+fn clean_storage(storage: &Storage, report: &mut CleanupReport) -> Result<(), SnapshotError> {
+    let store = storage.connect()?;
+    for (timeline, task) in snapshot::tasks(&store)? {
+        snapshot::delete_all(&store, timeline, &task)?;
+        report.deleted.push(format!("snapshots of task {task}, timeline {timeline}"));
     }
     Ok(())
 }
@@ -98,7 +116,7 @@ fn named_by_us(prefix: &str, topic: &str, there: &BTreeSet<String>) -> bool {
     let mut longer = topic.match_indices("-t").map(|(at, _)| &topic[..at]).filter(|p| p.len() > prefix.len());
     numbered
         && name.is_some_and(|name| !name.is_empty())
-        && longer.all(|longer| !there.contains(&Names::new(longer, TIMELINE).control()))
+        && longer.all(|longer| !there.contains(&Names::new(longer, Timeline(1)).control()))
 }
 
 #[cfg(test)]

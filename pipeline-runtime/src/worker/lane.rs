@@ -1,7 +1,8 @@
 //! A lane under the ownership protocol: what [`ownership::Lane`] decides, done against Kafka.
 //!
 //! The core says what to do, in order; the engine runs the tasks that the core let run. Events go in, actions come out,
-//! and nothing here decides anything but when to try again.
+//! and nothing here decides anything but when to try again. A state that has far to go to its changelog's end is brought
+//! there by [`Restorers`], while the lane's other tasks go on; the lane reads what is left.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,14 +14,17 @@ use millrace_core::ids::{Epoch, Generation, Offset, TaskId};
 use millrace_core::ownership::{self, Action, Event, ExitReason, Rules, StopReason};
 use millrace_core::report::{TaskReport, TaskState};
 
+use super::restorer::{Restorers, Taken};
+use super::snapshots::{Found, Look, Running, Snapshots};
 use crate::clock;
-use crate::engine::build::Known;
+use crate::engine::restore::Known;
 use crate::engine::topology::Topology;
 use crate::engine::{Engine, EngineError, Step, chain};
 use crate::log::kafka::connection::Connection;
 use crate::log::kafka::control::ControlTopic;
 use crate::log::kafka::{Fence, KafkaLog};
 use crate::log::{Log, LogError};
+use crate::snapshot::Origin;
 
 /// How long a task waits for its last owner's release before it is taken without one.
 const HAND_OVER_MS: u64 = 5_000;
@@ -28,12 +32,16 @@ const HAND_OVER_MS: u64 = 5_000;
 const FENCE_MS: u64 = 10_000;
 /// How often the control log is looked at while nothing waits for it.
 const FOLLOW_MS: u64 = 50;
+/// And while a task does: for its release, or for somebody who fences.
+const FOLLOW_CLOSELY_MS: u64 = 5;
 /// How often records that nobody needs any more are removed from the control log.
 const COMPACT_MS: u64 = 60_000;
 /// Pause before something is tried again that failed in passing.
 const RETRY_MS: u64 = 200;
 /// Pause before a changelog is read again whose marker is on its way.
 const MARKER_MS: u64 = 10;
+/// How often a lane asks for a state that is being brought level.
+const LEVEL_MS: u64 = 10;
 
 /// An assignment as a lane sees it.
 #[derive(Clone, Debug)]
@@ -45,14 +53,17 @@ pub struct Share {
     pub drain: bool,
     /// See [`millrace_core::assignment::Assignment`].
     pub accepts: Vec<String>,
+    pub commit_interval_ms: u64,
+    /// A savepoint is being made.
+    pub cut: bool,
 }
 
 /// What a lane is told while it runs.
 #[derive(Debug)]
 pub enum Told {
     Share(Share),
-    /// The cluster is to be reached in another way from now on.
-    Connection(Connection),
+    /// The cluster is to be reached in another way from now on. With the number of the connection.
+    Connection(Connection, u64),
 }
 
 /// What a lane tells its worker.
@@ -67,6 +78,8 @@ pub struct LaneState {
     pub messages: Vec<String>,
     /// The generation whose drain is done.
     pub drained: Option<Generation>,
+    /// The number of the connection that it has taken up.
+    pub connection: u64,
 }
 
 pub type Shown = Arc<Mutex<LaneState>>;
@@ -94,12 +107,18 @@ pub struct Identity {
     pub plan: PlanStamp,
     /// Without tasks it stays, since an operator may give it some.
     pub managed: bool,
+    /// The number of the connection that it has now.
+    pub connection: u64,
 }
 
 pub struct Lane {
     identity: Identity,
     core: ownership::Lane,
     engine: Engine<KafkaLog>,
+    restorers: Arc<Restorers>,
+    snapshots: Option<Arc<Snapshots>>,
+    /// What the snapshots' thread was told of.
+    looked: Running,
     control: ControlTopic,
     queue: VecDeque<Action>,
     /// What is to be done at a time, steady milliseconds.
@@ -121,21 +140,26 @@ pub struct Lane {
 enum Then {
     Do(Action),
     Tell(Event),
+    /// Asks for a state again.
+    Take(TaskId, Epoch),
 }
 
 impl Lane {
     pub fn new(
         identity: Identity,
         engine: Engine<KafkaLog>,
+        (restorers, snapshots): (Arc<Restorers>, Option<Arc<Snapshots>>),
         control: ControlTopic,
-        told: Receiver<Told>,
-        shown: Shown,
+        (told, shown): (Receiver<Told>, Shown),
     ) -> Self {
         let core = ownership::Lane::new(identity.lane, identity.incarnation, identity.plan, Rules::ALL);
         Self {
             identity,
             core,
             engine,
+            restorers,
+            snapshots,
+            looked: Running::default(),
             control,
             queue: VecDeque::new(),
             later: Vec::new(),
@@ -190,7 +214,8 @@ impl Lane {
             Step::Idle(ms) => {
                 let now = clock::steady_ms();
                 let next = self.later.iter().map(|(at, _)| at.saturating_sub(now)).min().unwrap_or(ms);
-                self.engine.log().wait(ms.min(next).clamp(1, FOLLOW_MS));
+                let follow_ms = self.follow_ms();
+                self.engine.log().wait(ms.min(next).clamp(1, follow_ms));
             }
             Step::Finished => self.engine.log().wait(FOLLOW_MS),
             Step::Lost(error) => {
@@ -212,6 +237,10 @@ impl Lane {
         Ok(())
     }
 
+    fn follow_ms(&self) -> u64 {
+        if self.core.settled() { FOLLOW_MS } else { FOLLOW_CLOSELY_MS }
+    }
+
     fn messages(&self) -> Vec<String> {
         self.reasons.iter().map(|(task, why)| format!("{task}: {why}")).collect()
     }
@@ -227,14 +256,17 @@ impl Lane {
             |(id, state): (&TaskId, TaskState)| TaskReport { stage: id.stage.clone(), partition: id.partition, state };
         let tasks = self.core.states().filter(runs).map(task).collect();
         let (generation, messages, drained) = (self.generation, self.messages(), self.drained);
-        let state = LaneState { generation, ready: settled, tasks, messages, drained };
+        let connection = self.identity.connection;
+        let state = LaneState { generation, ready: settled, tasks, messages, drained, connection };
         *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = state;
     }
 
     fn share(&mut self, share: Share) -> Result<(), LaneError> {
-        let Share { generation, tasks, topology, drain, accepts } = share;
+        let Share { generation, tasks, topology, drain, accepts, commit_interval_ms, cut } = share;
         self.engine.set_topology(topology)?;
         self.engine.set_accepts(accepts);
+        self.engine.set_commit_interval(commit_interval_ms);
+        self.engine.hold_trims(cut);
         // A newer drain has newer ends, also where nothing was seen of what lay between the two.
         let again = self.draining.is_some_and(|before| before < generation);
         if (again || !drain) && self.engine.go_on()? {
@@ -259,16 +291,21 @@ impl Lane {
     fn lost(&mut self) {
         let void = |action: &Action| matches!(action, Action::ReadTail { .. } | Action::Run(_) | Action::Finish(_));
         self.queue.retain(|action| !void(action));
-        self.later.retain(|(_, then)| !matches!(then, Then::Do(action) if void(action)));
+        self.later.retain(|(_, then)| match then {
+            Then::Do(action) => !void(action),
+            Then::Take(..) => false,
+            Then::Tell(_) => true,
+        });
         self.tell(Event::Lost);
     }
 
     /// Takes new clients under the same transactional id, and goes on as after a loss.
-    fn reconnect(&mut self, connection: &Connection) -> Result<(), LaneError> {
+    fn reconnect(&mut self, connection: &Connection, number: u64) -> Result<(), LaneError> {
         self.engine.suspend()?;
         self.engine.log().reconnect(connection)?;
         self.control.reconnect(connection)?;
         tracing::info!(lane = %self.identity.lane, "new clients");
+        self.identity.connection = number;
         self.lost();
         Ok(())
     }
@@ -292,7 +329,7 @@ impl Lane {
         while let Ok(told) = self.told.try_recv() {
             match told {
                 Told::Share(share) => self.share(share)?,
-                Told::Connection(connection) => self.reconnect(&connection)?,
+                Told::Connection(connection, number) => self.reconnect(&connection, number)?,
             }
         }
         let now = clock::steady_ms();
@@ -306,6 +343,7 @@ impl Lane {
                     self.tell(Event::Compact);
                 }
                 Then::Tell(event) => self.tell(event),
+                Then::Take(task, needed) => self.read_tail(task, needed)?,
             }
         }
         if let Some(fence) = &self.fence {
@@ -324,11 +362,39 @@ impl Lane {
                 }
             }
         }
-        if now.saturating_sub(self.last_follow_ms) >= FOLLOW_MS {
+        if now.saturating_sub(self.last_follow_ms) >= self.follow_ms() {
             self.last_follow_ms = now;
             self.show();
+            self.look_after_snapshots()?;
             let entries = self.control.read()?;
             self.read(entries);
+        }
+        Ok(())
+    }
+
+    fn look_after_snapshots(&mut self) -> Result<(), LaneError> {
+        let Some(snapshots) = &self.snapshots else { return Ok(()) };
+        for left in self.looked.now(self.engine.running().map(|task| task.id.clone()).collect()) {
+            snapshots.forget(&left);
+        }
+        let (mut touch, mut trims) = (Vec::new(), Vec::new());
+        for task in self.engine.running() {
+            let look = Look { task: &task.id, bytes: task.changelog_bytes, epoch: task.committed() };
+            match snapshots.look(&look) {
+                Found::Nothing => {}
+                Found::Touch => touch.push(task.id.clone()),
+                Found::Trim(before) => trims.push((task.changelog.clone(), task.id.partition, before)),
+                Found::Wanted => {
+                    let changelog = self.core.log().created(&task.changelog);
+                    let changelog = changelog.map(|created| created.topic_id.clone()).unwrap_or_default();
+                    let origin = Origin { task: task.id.clone(), timeline: self.identity.lane.timeline, changelog };
+                    snapshots.offer(&look, origin, task.state.checkpoints());
+                }
+            }
+        }
+        touch.iter().for_each(|id| self.engine.touch(id));
+        for (changelog, partition, before) in trims {
+            self.engine.log().trim(&changelog, partition, before)?;
         }
         Ok(())
     }
@@ -376,6 +442,7 @@ impl Lane {
                 Err(error) => return Err(error.into()),
             },
             Action::Finish(task) => self.engine.finish(&task),
+            Action::Close(task) => self.close(&task),
             Action::Stop { task, reason } => self.stop(&task, &reason),
             // The loop takes it.
             Action::Exit(_) => {}
@@ -385,8 +452,21 @@ impl Lane {
 
     fn read_tail(&mut self, task: TaskId, needed: Epoch) -> Result<(), LaneError> {
         let changelog = self.engine.names().changelog(&task.stage);
-        let known = Known { created: self.core.log().created(&changelog), needed };
-        match self.engine.restore(&task, Some(known)) {
+        let created = self.core.log().created(&changelog);
+        if !self.engine.holds(&task) {
+            match self.restorers.take(&task, created, needed) {
+                Taken::State(state) => self.engine.hold(task.clone(), *state),
+                Taken::NotYet => {
+                    self.then(LEVEL_MS, Then::Take(task, needed));
+                    return Ok(());
+                }
+                Taken::Refused(why) => {
+                    self.refuse(task, why);
+                    return Ok(());
+                }
+            }
+        }
+        match self.engine.restore(&task, Some(Known { created, needed: Some(needed) })) {
             Ok(last) if last < needed => {
                 tracing::debug!(%task, %last, %needed, "a marker is on its way");
                 self.then(MARKER_MS, Then::Do(Action::ReadTail { task, needed }));
@@ -396,13 +476,28 @@ impl Lane {
                 tracing::warn!(%task, error = chain(&error), "the task's state is not restored yet");
                 self.then(RETRY_MS, Then::Do(Action::ReadTail { task, needed }));
             }
-            Err(error) => {
-                tracing::error!(%task, error = chain(&error), "the task's state cannot be restored");
-                self.reasons.insert(task.clone(), chain(&error));
-                self.tell(Event::TailRefused(task));
-            }
+            Err(error) => self.refuse(task, chain(&error)),
         }
         Ok(())
+    }
+
+    fn refuse(&mut self, task: TaskId, why: String) {
+        tracing::error!(%task, error = why, "the task's state cannot be restored");
+        self.reasons.insert(task.clone(), why);
+        self.tell(Event::TailRefused(task));
+    }
+
+    /// Another lane of this process may open the same files.
+    fn close(&mut self, task: &TaskId) {
+        let void = |action: &Action| matches!(action, Action::ReadTail { task: id, .. } if id == task);
+        self.queue.retain(|action| !void(action));
+        self.later.retain(|(_, then)| match then {
+            Then::Do(action) => !void(action),
+            Then::Take(id, _) => id != task,
+            Then::Tell(_) => true,
+        });
+        self.engine.forget(task);
+        self.restorers.withdraw(task);
     }
 
     fn stop(&mut self, task: &TaskId, reason: &StopReason) {
@@ -415,7 +510,7 @@ impl Lane {
             // It was said when it was found.
             StopReason::Changelog => String::new(),
         };
-        self.engine.forget(task);
+        self.close(task);
         if !why.is_empty() {
             tracing::warn!(%task, why, "task is given up");
             self.reasons.insert(task.clone(), why);

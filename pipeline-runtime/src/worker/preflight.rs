@@ -12,7 +12,7 @@ use millrace_core::ownership::{ControlLog, Identity, Rules};
 use millrace_core::plan::{InputFrom, Plan, Source, StartFrom};
 use millrace_core::report::{PlanSeen, PreflightReport, hex};
 
-use super::{Job, STATE_FORMAT, TIMELINE, read_all};
+use super::{Job, STATE_FORMAT, read_all};
 use crate::engine::topology::{Made, Names, Topology, missing, outputs};
 use crate::engine::{InternalTopic, chain, internal_topics};
 use crate::log::kafka::connection::Connection;
@@ -20,6 +20,7 @@ use crate::log::kafka::control::ControlTopic;
 use crate::log::kafka::survey::{Description, REACH_MS, Refusal, Right, Seen, Spec, Survey, reach};
 use crate::log::kafka::{InternalTopics, required};
 use crate::log::{InternalKind, LogError};
+use crate::storage::{Storage, StorageError};
 
 type Settings = BTreeMap<String, String>;
 type Ranges = BTreeMap<(String, i32), Range<i64>>;
@@ -37,7 +38,7 @@ pub struct Report {
     pub stages: BTreeMap<String, i32>,
     /// What the control log has.
     pub highest_generation: Generation,
-    pub newest_plan: Option<PlanStamp>,
+    pub newest_plan: Option<PlanSeen>,
 }
 
 /// The errors of a report, as a worker ends with them.
@@ -62,6 +63,9 @@ enum Role {
     Internal(InternalKind),
 }
 
+/// The key of an object that shows what may be done in storage.
+const PROBE: &str = "preflight";
+
 /// One use of a topic.
 struct Use<'a> {
     what: String,
@@ -80,7 +84,7 @@ pub fn check(job: &Job, depth: Depth) -> Result<Report, LogError> {
         }
     };
     report.saw("cluster", &job.connection.bootstrap_servers, &format!("{} brokers", survey.brokers));
-    let names = Names::new(&job.plan.prefix, TIMELINE);
+    let names = Names::new(&job.plan.prefix, job.timeline);
     let control = InternalTopic { name: names.control(), kind: InternalKind::Control, partitions: 1, grows: false };
     let mut found = own_topics(job, &[control], &survey, &mut report)?;
     let first = !matches!(found.get(&names.control()), Some(Seen::There(_)));
@@ -106,6 +110,12 @@ pub fn check(job: &Job, depth: Depth) -> Result<Report, LogError> {
             Err(error) => report.errors.push(chain(&error)),
         }
     }
+    if let Some(storage) = job.storage.as_ref().filter(|_| depth == Depth::Thorough) {
+        match probe(storage) {
+            Ok(()) => report.saw("storage", &storage.address(""), "can be written to and read"),
+            Err(error) => report.errors.push(format!("spec.state.storage: {}", chain(&error))),
+        }
+    }
     let own = ranges(&survey, &found, Spec::HighWatermark)?;
     for topic in &internal {
         if let (Some(known), Some(Seen::There(there))) = (&known, found.get(&topic.name)) {
@@ -115,13 +125,22 @@ pub fn check(job: &Job, depth: Depth) -> Result<Report, LogError> {
     }
     if let Some(known) = &known {
         report.highest_generation = known.highest_generation();
-        report.newest_plan = known.newest_plan();
+        report.newest_plan = seen(known);
     }
     if let Some(topology) = &topology {
         report.stages.clone_from(&topology.tasks);
         starts(&job.plan, topology, &names, &own, &survey, &mut report)?;
     }
     Ok(report)
+}
+
+/// Writes an object, finds it, and deletes it.
+fn probe(storage: &Storage) -> Result<(), StorageError> {
+    let store = storage.connect()?;
+    store.put(PROBE, PROBE.into())?;
+    store.get(PROBE)?;
+    store.list(PROBE)?;
+    store.delete(PROBE)
 }
 
 /// Why a cluster was not reached, and what to look at.
@@ -340,9 +359,10 @@ fn unreachable(source: &Source, partition: i32, offset: i64, count: i32, range: 
     }
 }
 
-/// A plan as reports show it.
-pub fn seen(plan: PlanStamp) -> PlanSeen {
-    PlanSeen { plan: plan.plan, fingerprint: hex(plan.fingerprint) }
+/// The newest plan that was run, as reports show it.
+pub fn seen(known: &ControlLog) -> Option<PlanSeen> {
+    let PlanStamp { plan, fingerprint, .. } = known.newest_plan()?;
+    Some(PlanSeen { plan, fingerprint: hex(fingerprint), timeline: known.newest_timeline()? })
 }
 
 fn lacks(rights: &BTreeSet<Right>, right: Right) -> bool {
@@ -363,7 +383,7 @@ impl Report {
             conflict: self.conflict,
             stages: self.stages,
             highest_generation: self.highest_generation,
-            newest_plan: self.newest_plan.map(seen),
+            newest_plan: self.newest_plan,
         }
     }
 
@@ -378,8 +398,10 @@ impl Role {
             Self::Stream | Self::Table { .. } => &[Right::Read],
             Self::Output => &[Right::Write],
             Self::Internal(InternalKind::Changelog | InternalKind::Control) => &[Right::Read, Right::Write],
-            // What was read is deleted.
-            Self::Internal(InternalKind::Repartition) => &[Right::Read, Right::Write, Right::Delete],
+            // What is not needed any more is deleted.
+            Self::Internal(InternalKind::Repartition | InternalKind::TrimmedChangelog) => {
+                &[Right::Read, Right::Write, Right::Delete]
+            }
         }
     }
 
@@ -454,8 +476,8 @@ impl<'a> Use<'a> {
             Role::Internal(InternalKind::Changelog | InternalKind::Control) if deletes => report.errors.push(format!(
                 "{what}: topic '{topic}' has cleanup.policy={policy}: it loses state; set cleanup.policy=compact"
             )),
-            Role::Internal(InternalKind::Repartition) if has("compact") || deletes => report.errors.push(format!(
-                "{what}: topic '{topic}' has cleanup.policy={policy} and may lose rows that were not read yet; set cleanup.policy=delete, retention.ms=-1 and retention.bytes=-1"
+            Role::Internal(InternalKind::Repartition | InternalKind::TrimmedChangelog) if has("compact") || deletes => report.errors.push(format!(
+                "{what}: topic '{topic}' has cleanup.policy={policy} and may lose records that are still needed; set cleanup.policy=delete, retention.ms=-1 and retention.bytes=-1"
             )),
             _ => {}
         }

@@ -21,9 +21,16 @@ const CONNECTIONS_MAX: usize = 4;
 /// Puts the connection together anew from the files; all mistakes at once.
 pub type Reread = Arc<dyn Fn() -> Result<Connection, Vec<String>> + Send + Sync>;
 
+/// A connection that works, by other secrets than the last one.
+pub struct Found {
+    pub connection: Connection,
+    /// The last one is refused already.
+    pub hurry: bool,
+}
+
 /// The thread that watches.
 pub struct Rotation {
-    found: Receiver<Connection>,
+    found: Receiver<Found>,
     thread: JoinHandle<()>,
 }
 
@@ -36,11 +43,12 @@ impl Rotation {
         let work = move || {
             let mut current = current;
             while pause(&stopped) {
-                let Some(next) = changed(&current, &reread, &stopped) else { continue };
+                let Some(connection) = changed(&current, &reread, &stopped) else { continue };
+                let hurry = reach(&current, &stopped).is_err();
                 // Whoever has so many waiting is stuck, and gets this one at the next look.
-                if sender.try_send(next.clone()).is_ok() {
-                    tracing::info!("the secrets of spec.kafka have changed and are taken up");
-                    current = next;
+                if sender.try_send(Found { connection: connection.clone(), hurry }).is_ok() {
+                    tracing::info!(hurry, "the secrets of spec.kafka have changed and are taken up");
+                    current = connection;
                 }
             }
         };
@@ -49,8 +57,7 @@ impl Rotation {
         Ok(Self { found, thread })
     }
 
-    /// A connection that works and differs from the last one.
-    pub fn found(&self) -> Option<Connection> {
+    pub fn found(&self) -> Option<Found> {
         self.found.try_recv().ok()
     }
 

@@ -296,6 +296,8 @@ const EMPTY: ChangelogFacts<'_> = ChangelogFacts {
     last_marker: None,
     local: None,
     stateful: true,
+    restored: false,
+    begun: None,
     needed: Epoch(0),
 };
 
@@ -312,6 +314,8 @@ fn a_task_is_new_only_where_nothing_can_have_been_lost() {
     let repartitioned = Err(ChangelogError::Repartitioned { topic: topic(), created: 4, found: 5 });
     let truncated = || Err(ChangelogError::Truncated { topic: topic(), log_start: Offset(50) });
     let emptied = Err(ChangelogError::Emptied { topic: topic(), local: Epoch(6) });
+    let restored = ChangelogFacts { restored: true, ..EMPTY };
+    let begun = ChangelogFacts { begun: Some(Epoch(6)), ..restored.clone() };
     use ChangelogStart::{After, AfterWithoutLocal, New, NotLevel};
     let made = Some(&made);
     let cases = [
@@ -330,6 +334,8 @@ fn a_task_is_new_only_where_nothing_can_have_been_lost() {
         ("a local state says nothing before the log is level", made, needed(8, &local(8, &marker)), Ok(NotLevel)),
         ("cut off, nothing else left", made, cut.clone(), truncated()),
         ("cut off, but a snapshot reaches that far", made, local(6, &cut), Ok(After(Epoch(6)))),
+        ("the same, and it is the epoch that a release names", made, needed(6, &local(6, &cut)), Ok(After(Epoch(6)))),
+        ("the same, and a later epoch is named", made, needed(7, &local(6, &cut)), Ok(NotLevel)),
         ("state cut off", made, ChangelogFacts { log_start: Offset(50), ..marker.clone() }, truncated()),
         (
             "no state to be cut off",
@@ -338,6 +344,16 @@ fn a_task_is_new_only_where_nothing_can_have_been_lost() {
             Ok(After(Epoch(7))),
         ),
         ("a local state, and no marker", made, local(6, &EMPTY), emptied),
+        ("a restore, and no snapshot", made, restored.clone(), Err(ChangelogError::NoSnapshot { topic: topic() })),
+        ("a restore that nothing was committed after", made, local(6, &begun), Ok(After(Epoch(6)))),
+        ("the same, released by whoever ran it", made, needed(6, &local(6, &begun)), Ok(After(Epoch(6)))),
+        ("its next epoch is not there yet", made, needed(7, &local(6, &begun)), Ok(NotLevel)),
+        (
+            "a restore that was gone on from",
+            made,
+            ChangelogFacts { last_marker: Some(Epoch(7)), ..local(6, &begun) },
+            Ok(After(Epoch(7))),
+        ),
     ];
     for (case, created, facts, expected) in cases {
         assert_eq!(changelog_start(created, &facts), expected, "{case}");

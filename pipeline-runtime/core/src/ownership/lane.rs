@@ -6,7 +6,8 @@
 //!
 //! task   Idle (waits for a release) -> Claiming -> Claimed (reads, fences) -> Tail -> Running
 //!             Running -> Finishing -> Releasing -> gone          (a newer assignment is without it)
-//!             Tail, Running, Finishing -> Suspended (Event::Lost) -> Tail | Idle | stopped
+//!             Tail -> Releasing                                  (the same: nothing is in flight, nothing to wait for)
+//!             Tail, Running, Finishing -> Suspended (Event::Lost) -> Tail | Idle | Releasing | stopped
 //! ```
 //!
 //! A task takes a step only while the lane is Sound: nothing but appending happens between an initialisation and the
@@ -84,6 +85,9 @@ pub enum Action {
     Run(ClaimId),
     /// Commit what is open of the task, then take it out of the next epoch.
     Finish(TaskId),
+    /// The task is not here any more: close its state, which another lane of the process may open, and stop restoring it.
+    /// What was still to be answered to ReadTail is void: a late answer would speak of an earlier owner's tail.
+    Close(TaskId),
     Stop {
         task: TaskId,
         reason: StopReason,
@@ -268,7 +272,7 @@ impl Lane {
             }
             Event::Failed { task, committed } => {
                 if matches!(self.phase(&task), Some(Phase::Running | Phase::Finishing)) {
-                    self.read_tail(&task, committed);
+                    self.restore(&task, committed);
                 }
             }
             Event::Finished { task, last } => self.finished(task, last),
@@ -335,6 +339,14 @@ impl Lane {
                 task.phase = Phase::Finishing;
                 self.actions.push(Action::Finish(id.clone()));
             }
+        }
+        let restored = |(id, task): (&TaskId, &Task)| match task.phase {
+            Phase::Tail { needed } if !task.wanted => Some((id.clone(), needed)),
+            _ => None,
+        };
+        let withdrawn: Vec<(TaskId, Epoch)> = self.tasks.iter().filter_map(restored).collect();
+        for (id, needed) in withdrawn {
+            self.restore(&id, needed);
         }
         for id in wanted {
             self.tasks.entry(id).or_insert(Task::new(self.generation, true, IDLE));
@@ -459,7 +471,7 @@ impl Lane {
                     // The mutant in which whoever starts confirms that it may.
                     self.append(Record::Fenced { lane: self.id, read_to: at });
                 }
-                self.read_tail(id, needed);
+                self.restore(id, needed);
             }
         }
     }
@@ -503,21 +515,30 @@ impl Lane {
         self.append(Record::Fenced { lane, read_to });
     }
 
-    fn read_tail(&mut self, id: &TaskId, needed: Epoch) {
-        self.set(id, Phase::Tail { needed });
-        self.actions.push(Action::ReadTail { task: id.clone(), needed });
+    /// A task that does not run, and whose last epoch is `needed` for all that is known here, is brought level.
+    ///
+    /// One that is not wanted any more is released at once, since a long restore would hold up its next owner. The release
+    /// names what was known: an epoch of ours whose marker is late, or what another release has named. Whatever else was
+    /// committed is visible: it was by a lane that was fenced before we came so far.
+    fn restore(&mut self, id: &TaskId, needed: Epoch) {
+        let Some(task) = self.tasks.get(id) else { return };
+        if task.wanted {
+            self.set(id, Phase::Tail { needed });
+            self.actions.push(Action::ReadTail { task: id.clone(), needed });
+        } else {
+            let named = self.rules.keep(Rule::WithdrawnReleaseNamesWhatIsKnown);
+            self.release(id, if named { needed.max(task.level) } else { Epoch(0) });
+        }
     }
 
     fn tail_read(&mut self, id: TaskId, last: Epoch) {
         let Some(Phase::Tail { needed }) = self.phase(&id).cloned() else { return };
         if last < needed && self.rules.keep(Rule::TakerWaitsForNamedMarker) {
             self.actions.push(Action::ReadTail { task: id, needed });
-        } else if self.tasks.get(&id).is_some_and(|task| task.wanted) {
+        } else {
             self.set(&id, Phase::Running);
             self.tasks.entry(id.clone()).and_modify(|task| task.level = last);
             self.actions.push(Action::Run(self.claim(&id)));
-        } else {
-            self.release(&id, last);
         }
     }
 
@@ -526,9 +547,12 @@ impl Lane {
         let claim = self.claim(&id);
         let wanted = self.tasks.get(&id).is_some_and(|task| task.wanted);
         match self.log.superseded(&claim).cloned() {
-            Some(newer) if wanted && self.may_reclaim(&newer) => self.set(&id, IDLE),
+            Some(newer) if wanted && self.may_reclaim(&newer) => {
+                self.actions.push(Action::Close(id.clone()));
+                self.consider(&id, false, false);
+            }
             Some(newer) => self.stop(id, StopReason::NewerClaim(newer)),
-            None => self.read_tail(&id, self.log.needed_epoch(&claim)),
+            None => self.restore(&id, self.log.needed_epoch(&claim)),
         }
     }
 
@@ -537,7 +561,7 @@ impl Lane {
             return;
         }
         if self.tasks.get(&id).is_some_and(|task| task.wanted) {
-            self.read_tail(&id, last);
+            self.restore(&id, last);
         } else {
             self.release(&id, last);
         }
@@ -546,6 +570,7 @@ impl Lane {
     fn release(&mut self, id: &TaskId, last: Epoch) {
         let last_epoch = if self.rules.keep(Rule::ReleaseNamesLastEpoch) { last } else { Epoch(0) };
         self.set(id, Phase::Releasing);
+        self.actions.push(Action::Close(id.clone()));
         self.append(Record::Release { id: self.claim(id), last_epoch });
     }
 

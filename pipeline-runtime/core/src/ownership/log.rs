@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Rule, Rules};
 use crate::control::{Change, ClaimId, Created, Incarnation, Key, LaneId, Owner, PlanStamp, Record};
-use crate::ids::{Epoch, Generation, Offset, TaskId};
+use crate::ids::{Epoch, Generation, Offset, TaskId, Timeline};
 
 #[derive(Clone, Debug)]
 struct Claim {
@@ -179,6 +179,12 @@ impl ControlLog {
     pub fn newest_plan(&self) -> Option<PlanStamp> {
         let claims = self.tasks.values().flat_map(|log| &log.claims);
         claims.map(|claim| claim.plan).max_by_key(|plan| plan.plan)
+    }
+
+    /// The timeline of the claims under it.
+    pub fn newest_timeline(&self) -> Option<Timeline> {
+        let claims = self.tasks.values().flat_map(|log| &log.claims);
+        claims.max_by_key(|claim| claim.plan.plan).map(|claim| claim.id.lane.timeline)
     }
 
     /// What the log knows about a topic that the pipeline made (I6).

@@ -267,6 +267,7 @@ fn say(action: &Action) -> String {
         Action::ReadTail { needed, .. } => format!("read tail to epoch {needed}"),
         Action::Run(_) => "run".into(),
         Action::Finish(_) => "finish".into(),
+        Action::Close(_) => "close".into(),
         Action::Stop { reason: StopReason::NewerClaim(newer), .. } => format!("stop for {:X}", newer.lane.worker),
         Action::Stop { reason, .. } => format!("stop: {reason:?}"),
         Action::Exit(reason) => format!("exit: {reason:?}"),
@@ -337,8 +338,38 @@ fn a_lane_does_not_wait_for_ever_for_the_one_that_should_fence() {
 fn a_release_names_the_last_epoch() {
     let mut lane = Player::running(&[]);
     assert_eq!(lane.on(taken(3)), ["finish"]);
-    assert_eq!(lane.on(finished(9)), ["append release of life 1, generation 2, epoch 9"]);
+    assert_eq!(lane.on(finished(9)), ["close", "append release of life 1, generation 2, epoch 9"]);
     assert_eq!(lane.on(assigned(4)), ["append claim of generation 4", "read to 3", "read tail to epoch 9"]);
+}
+
+#[test]
+fn a_task_that_is_taken_while_it_is_restored_is_released_at_once() {
+    let released = |epoch| ["close".to_owned(), format!("append release of life 1, generation 2, epoch {epoch}")];
+    let mut lane = Player::started(&[claim(A, 1), release(A, 1, 7)]);
+    lane.on(assigned(2));
+    assert_eq!(lane.on(taken(3)), released(7), "what another release has named");
+    assert_eq!(lane.on(tail_read(7)), [""; 0], "the answer comes too late");
+
+    let mut lane = Player::running(&[]);
+    lane.on(Event::Failed { task: task(), committed: Epoch(9) });
+    assert_eq!(lane.on(taken(3)), released(9), "its own last epoch, whose marker may be late");
+
+    let mut lane = Player::running(&[]);
+    lane.on(taken(3));
+    assert_eq!(lane.on(Event::Failed { task: task(), committed: Epoch(9) }), released(9));
+
+    let mut lane = Player::running(&[]);
+    lane.on(taken(3));
+    assert_eq!(lane.on(Event::Lost)[3..], released(7), "as of its start: what came later is visible");
+}
+
+#[test]
+fn a_state_is_closed_while_its_task_waits_for_its_turn() {
+    let mut lane = Player::running(&[]);
+    lane.written.push(Change::Put(claim(C, 3)));
+    assert_eq!(lane.on(assigned(4)), [""; 0], "it runs as before");
+    let again = ["initialise", "append resumed, life 1", "read to 3", "close", "await the release"];
+    assert_eq!(lane.on(Event::Lost), again, "another one has claimed it, in an older generation");
 }
 
 #[test]
@@ -348,7 +379,7 @@ fn a_claim_that_was_overtaken_never_ran_and_says_so() {
     let stopped = ["append claim of generation 2", "read to 2", "stop for C"];
     let said = lane.on(assigned(2));
     assert_eq!(said[..3], stopped);
-    assert_eq!(said[3..], ["append release of life 1, generation 2, epoch 0"]);
+    assert_eq!(said[3..], ["close", "append release of life 1, generation 2, epoch 0"]);
     assert_eq!(lane.on(assigned(4)), ["await the release"], "a newer assignment is worth another try");
 }
 
@@ -420,6 +451,6 @@ fn only_who_runs_the_task_removes_what_its_release_named() {
 fn a_lane_that_leaves_releases_everything_first() {
     let mut lane = Player::running(&[]);
     assert_eq!(lane.on(Event::Leave), ["finish"]);
-    assert_eq!(lane.on(finished(9)), ["append release of life 1, generation 2, epoch 9", "exit: Left"]);
+    assert_eq!(lane.on(finished(9)), ["close", "append release of life 1, generation 2, epoch 9", "exit: Left"]);
     assert_eq!(Player::started(&[]).on(Event::Leave), ["exit: Left"]);
 }

@@ -9,6 +9,7 @@ use crate::{compiled, pipeline};
 
 const STEPS: &str = include_str!("../golden/api-steps.yaml");
 const SQL: &str = include_str!("../golden/api-sql.yaml");
+const UPSERTS: &str = include_str!("../golden/upsert-steps.yaml");
 
 fn edit(yaml: &str, from: &str, to: &str) -> Diff {
     assert!(yaml.contains(from), "the spec has no '{from}'");
@@ -101,6 +102,35 @@ fn reordering_joins_in_sql_keeps_their_state() {
     let diff = edit(yaml, &format!("{planes}{airlines}"), &format!("{airlines}{planes}"));
     let lost: Vec<_> = diff.state.iter().filter(|s| matches!(s.fit, Fit::Lost(_))).collect();
     assert!(lost.is_empty(), "{diff}");
+}
+
+#[test]
+fn what_decides_about_an_upsert_cannot_be_changed_under_its_rows() {
+    let by_column = "write: {mode: Upsert, version: {policy: Column, column: changed_at}}";
+    let lost = |old: &str, new: &str, why: &str| {
+        let (old, new) = (pipeline(old), pipeline(new));
+        let diff = diff(&old, &new).expect("both compile");
+        assert_eq!(diff.class, Some(Class::NeedsRestore), "{diff}");
+        let plan = |pipeline| millrace_plan::compile(pipeline).expect("it compiles").plan;
+        let StateFit::Lost { reasons } = fit_of(&plan(&old), &plan(&new)) else { panic!("{diff}") };
+        assert!(reasons.iter().any(|reason| reason.contains(why)), "{reasons:#?}");
+    };
+    let append = UPSERTS.replace(by_column, "");
+    lost(&append, UPSERTS, "sink 'latest': its rows were appended");
+    lost(UPSERTS, &append, "sink 'latest': its rows replaced each other");
+    lost(UPSERTS, &UPSERTS.replace("column: changed_at", "column: order_id"), "latest.upsert: its rows do not have");
+    let other_key = UPSERTS.replace("key: {columns: [order_id]}", "key: {columns: [status]}");
+    lost(UPSERTS, &other_key, "latest.upsert: its key was (order_id BIGINT NOT NULL) and is (status STRING NOT NULL)");
+    // A sink that was not there, and what is written beside the key and the version, are free.
+    let [step, sink] =
+        ["    - name: open\n", "    - name: statuses\n"].map(|from| UPSERTS.find(from).expect("it is there"));
+    let [behind_step, behind_sink] =
+        ["    - name: named\n", "    - name: latest\n"].map(|from| UPSERTS.find(from).expect("it is there"));
+    let without = format!("{}{}{}", &UPSERTS[..step], &UPSERTS[behind_step..sink], &UPSERTS[behind_sink..]);
+    let added = diff(&pipeline(&without), &pipeline(UPSERTS)).expect("both compile");
+    assert_eq!(added.class, Some(Class::NewPlanStateKept), "{added}");
+    let other = edit(UPSERTS, "select: [order_id, status, name, changed_at]", "select: [order_id, name, changed_at]");
+    assert_eq!(other.class, Some(Class::NewPlanStateKept), "{other}");
 }
 
 #[test]

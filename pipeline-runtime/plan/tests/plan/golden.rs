@@ -59,3 +59,8 @@ fn the_example_of_the_api_is_the_same_plan_in_both_forms() {
 fn three_joins_in_a_row_are_the_same_plan_in_both_forms() {
     assert_eq!(ordinal("three-joins-sql.yaml"), ordinal("three-joins-steps.yaml"));
 }
+
+#[test]
+fn upserts_are_the_same_plan_in_both_forms() {
+    assert_eq!(ordinal("upsert-sql.yaml"), ordinal("upsert-steps.yaml"));
+}

@@ -4,6 +4,7 @@ use crate::{compiled, mistakes_of};
 
 const STEPS: &str = include_str!("../golden/api-steps.yaml");
 const SQL: &str = include_str!("../golden/api-sql.yaml");
+const UPSERTS: &str = include_str!("../golden/upsert-steps.yaml");
 
 fn edited(yaml: &str, edits: &[(&str, &str)]) -> String {
     let mut text = yaml.to_owned();
@@ -37,6 +38,7 @@ fn check(base: &str, table: &[(Pairs<'_>, Pairs<'_>)]) {
 fn the_bases_have_no_mistakes() {
     assert!(compiled(STEPS).warnings.is_empty());
     assert!(compiled(SQL).warnings.is_empty());
+    assert!(compiled(UPSERTS).warnings.is_empty());
 }
 
 #[test]
@@ -241,6 +243,55 @@ fn joins_need_what_they_rest_on() {
                     ("format: {type: DebeziumJson}", "format: {type: DebeziumJson}\n      onError: DeadLetter"),
                 ],
                 &[("spec.sources[1].onError", "set spec.deadLetter.kafka.topic")],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn an_upsert_needs_a_version_that_can_be_compared() {
+    check(
+        UPSERTS,
+        &[
+            (
+                &[("column: changed_at", "column: changed")],
+                &[("spec.sinks[1].write.version.column", "did you mean 'changed_at'?")],
+            ),
+            (
+                &[("column: changed_at", "column: status")],
+                &[("spec.sinks[1].write.version.column", "has type STRING, which no version can have")],
+            ),
+            (
+                &[("{mode: Upsert, version: {policy: Column, column: changed_at}}", "{mode: Upsert}")],
+                &[(
+                    "spec.sinks[1].write.version",
+                    "does not hold (customer_id) of the stream's key as it is (value: \"SourcePosition\"); add it to the sink's key, or write version: {policy: Column",
+                )],
+            ),
+            (
+                &[("customer_id AS customer,", "customer_id + 0 AS customer,")],
+                &[("spec.sinks[0].write.version", "within one partition of 'orders' only")],
+            ),
+            (
+                &[(
+                    "      kafka: {topic: orders}\n      key: {columns: [customer_id]}\n",
+                    "      kafka: {topic: orders}\n",
+                )],
+                &[("spec.sinks[0].write.version", "declare the key of source 'orders', or write version")],
+            ),
+            (
+                &[("{name: order_id, type: BIGINT}", "{name: order_id, type: DOUBLE}")],
+                &[
+                    ("spec.sinks[0].key.columns[1]", "has type DOUBLE, which no upsert key can have"),
+                    ("spec.sinks[1].key.columns[0]", "has type DOUBLE, which no upsert key can have"),
+                ],
+            ),
+            (
+                &[("kafka: {topic: latest}", "kafka: {topic: statuses}")],
+                &[
+                    ("spec.sinks[0].kafka.topic", "sink 'latest' writes to this topic too"),
+                    ("spec.sinks[1].kafka.topic", "sink 'statuses' writes to this topic too"),
+                ],
             ),
         ],
     );

@@ -77,6 +77,19 @@ fn all_references_of_a_plan_lead_somewhere() {
                 }
                 let join = match &operator.kind {
                     OperatorKind::Project(_) => continue,
+                    OperatorKind::Guard(guard) => {
+                        let input = state::port_columns(&plan, stage, operator.input);
+                        assert_eq!(operator.columns, input, "{name}");
+                        let sink = stage.outputs.iter().find(|o| o.from == Port::Operator(i)).map(|o| &o.to);
+                        let Some(OutputTo::Sink(sink)) = sink else {
+                            panic!("{name}: {} leads to no sink", operator.name)
+                        };
+                        let key = plan.sink(sink).and_then(|s| s.key.as_ref()).expect("the sink's key");
+                        assert_eq!(guard.key, key.columns, "{name}");
+                        let layout = plan.state.iter().find(|l| l.operator == operator.name).expect("its state");
+                        assert!(layout.key.iter().chain(&layout.value).all(|c| !c.nullable), "{name}");
+                        continue;
+                    }
                     OperatorKind::TableJoin(join) => &join.join,
                     OperatorKind::TemporalJoin(join) => &join.join,
                 };

@@ -44,6 +44,7 @@ pub fn read(
         queue: open(client, topic, partition.0, range.start.0, &waker)?,
         next: range.start.0,
         end: range.end.0,
+        reached: None,
     };
     let result = reading.run(&waker, visit);
     drop(reading);
@@ -70,6 +71,24 @@ pub fn range(
     Ok(Offset(first)..Offset(end))
 }
 
+/// What a partition held when this was asked, once nothing of that is open any more.
+pub fn held(
+    client: &Arc<Client>,
+    topic: &str,
+    partition: Partition,
+    open_ms_max: u64,
+) -> Result<Range<Offset>, LogError> {
+    let (start, high) = (clock::steady_ms(), lookup::offset(client, topic, partition.0, Spec::HighWatermark)?);
+    while lookup::offset(client, topic, partition.0, Spec::LastStable)? < high {
+        if clock::steady_ms() - start > open_ms_max {
+            return Err(fault(&format!("read topic '{topic}'"), "a transaction stays open in it", true));
+        }
+        clock::pause_ms(OPEN_LOOK_MS);
+    }
+    let first = lookup::offset(client, topic, partition.0, Spec::Earliest)?;
+    Ok(Offset(first)..Offset(high))
+}
+
 /// The end of a partition in which nothing is open.
 fn stable_end(client: &Arc<Client>, topic: &str, partition: Partition, open_ms_max: u64) -> Result<i64, LogError> {
     let start = clock::steady_ms();
@@ -94,6 +113,8 @@ struct Reading<'a> {
     queue: PartitionQueue,
     next: i64,
     end: i64,
+    /// The last end that the queue told of.
+    reached: Option<i64>,
 }
 
 impl Reading<'_> {
@@ -106,7 +127,7 @@ impl Reading<'_> {
                 messages.drain(..).try_for_each(|message| self.take(&message, visit))?;
                 continue;
             }
-            self.next = self.next.max(self.client.position(self.topic, self.partition).unwrap_or(0));
+            self.next = self.next.max(self.client.position(self.topic, self.partition, self.reached).unwrap_or(0));
             if clock::steady_ms() - heard_ms > SILENCE_MS {
                 let what = format!("read partition {} of topic '{}'", self.partition, self.topic);
                 return Err(fault(&what, "nothing came for too long", true).into());
@@ -127,6 +148,7 @@ impl Reading<'_> {
             Said::Nothing => return Ok(()),
             Said::ReachedEnd(end) => {
                 self.next = self.next.max(end);
+                self.reached = Some(end);
                 return Ok(());
             }
             Said::Record => self.next = message.offset() + 1,

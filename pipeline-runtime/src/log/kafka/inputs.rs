@@ -1,12 +1,14 @@
 //! The reading side of a lane: one queue per partition, left unpolled while its records are not wanted.
 //!
 //! Of the inputs that are wanted and have something, the one whose head has the lowest timestamp is read (our own topics
-//! first, ties by rank), so that tables and streams advance together through history. None is passed over for ever.
+//! first, ties by rank), so that tables and streams advance together through history. One that was passed over too often
+//! comes before all others: changes of tables may come faster than a lane can read, and its streams shall go on.
 //!
 //! Positions are ours: `next` is what the lane was given, `position` what was taken out of the library's queue. Only
 //! `position` moves over what is no record (markers of transactions, aborted records, compacted gaps): a fetch without
 //! records then tells the lane.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -22,8 +24,11 @@ use super::{fault, passing};
 use crate::log::{Assignment, Fetch, Header, InputId, LogError, Record, Wanted};
 use millrace_core::ids::Offset;
 
-/// An input that had something is read after it was passed over so often, whatever its timestamps.
+/// An input that had something is read after it was passed over so often, whatever its timestamps and its rank.
 const PASSED_OVER_MAX: u32 = 16;
+
+/// Who has the lowest one is read: how overdue an input is, its head's timestamp, its rank, its index.
+type Turn = (Reverse<u32>, i64, u32, usize);
 
 pub struct Input {
     pub assignment: Assignment,
@@ -37,6 +42,8 @@ pub struct Input {
     pub next: i64,
     /// Behind everything that was taken out of the queue.
     position: i64,
+    /// The last end that the queue told of.
+    reached: Option<i64>,
     passed_over: u32,
     /// What the group was told last.
     pub copied: i64,
@@ -82,7 +89,7 @@ impl Inputs {
         Ok(())
     }
 
-    /// The first consumer's client, which serves look-ups too.
+    /// The first consumer's client.
     pub fn client(&self) -> &Arc<Client> {
         &self.consumers[0].client
     }
@@ -126,6 +133,7 @@ impl Inputs {
             buffer: VecDeque::new(),
             next,
             position: next,
+            reached: None,
             passed_over: 0,
             copied: next,
         });
@@ -152,19 +160,19 @@ impl Inputs {
     pub fn poll(&mut self, wanted: Wanted<'_>, max: usize) -> Result<Option<Fetch<'_>>, LogError> {
         self.held.clear();
         self.serve_events()?;
-        let mut chosen: Option<((i64, u32, usize), Offset)> = None;
+        let mut chosen: Option<(Turn, Offset)> = None;
         for (index, input) in self.inputs.iter_mut().enumerate() {
             let Some(input) = input else { continue };
             let Some(below) = wanted(InputId(index)) else { continue };
             input.fill(max)?;
             let Some(head) = input.head(below) else { continue };
-            let candidate = (head, input.assignment.rank, index);
+            let candidate = (Reverse(input.overdue()), head, input.assignment.rank, index);
             input.passed_over += 1;
             if chosen.is_none_or(|(best, _)| candidate < best) {
                 chosen = Some((candidate, below));
             }
         }
-        let Some(((_, _, index), below)) = chosen else { return Ok(None) };
+        let Some(((.., index), below)) = chosen else { return Ok(None) };
         Ok(self.take(index, below, max))
     }
 
@@ -194,7 +202,7 @@ impl Inputs {
         if input.buffer.is_empty() && input.position < end {
             // Perhaps only markers lie before the end. The library counts them when they leave its queue.
             let Assignment { topic, partition, .. } = &input.assignment;
-            let position = self.consumers[input.consumer].client.position(topic, partition.0);
+            let position = self.consumers[input.consumer].client.position(topic, partition.0, input.reached);
             input.position = input.position.max(position.unwrap_or(0));
         }
         Ok(input.buffer.front().and_then(Message::timestamp_ms))
@@ -295,7 +303,10 @@ impl Input {
                     self.position = message.offset() + 1;
                     continue;
                 }
-                Said::ReachedEnd(end) => self.position = self.position.max(end),
+                Said::ReachedEnd(end) => {
+                    self.position = self.position.max(end);
+                    self.reached = Some(end);
+                }
                 Said::Nothing => {}
             }
             strange = true;
@@ -306,12 +317,17 @@ impl Input {
         Ok(())
     }
 
+    /// How often it was passed over, from where that is too often.
+    fn overdue(&self) -> u32 {
+        if self.passed_over >= PASSED_OVER_MAX { self.passed_over } else { 0 }
+    }
+
     /// What the choice goes by. `None`: there is nothing to give below the offset.
     fn head(&self, below: Offset) -> Option<i64> {
         match self.buffer.front() {
             // Only markers and gaps may lie before it.
             Some(message) if message.offset() >= below.0 => (below.0 > self.next).then_some(i64::MIN),
-            Some(_) if self.internal || self.passed_over >= PASSED_OVER_MAX => Some(i64::MIN),
+            Some(_) if self.internal => Some(i64::MIN),
             Some(message) => Some(message.timestamp_ms().unwrap_or(i64::MIN)),
             // Only markers and gaps lie before the position.
             None => (self.position > self.next).then_some(i64::MIN),

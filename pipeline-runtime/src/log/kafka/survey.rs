@@ -12,8 +12,8 @@ use super::ending::end;
 use super::lookup::{ATTEMPT_MS, answer, retrying, unexpected, unknown_topic};
 use super::native::admin::{AdminQueue, Answer, PartitionOffset};
 use super::native::{Client, Event, Kind};
-pub use super::topics::Deleted;
-use super::topics::{self, Admin, Settings};
+use super::topics::{self, Admin};
+pub use super::topics::{Deleted, Settings};
 use super::transactions::Transactions;
 use super::{InternalTopics, TRANSACTION_TIMEOUT_MS};
 use crate::clock;
@@ -21,8 +21,12 @@ use crate::log::{InternalKind, LogError};
 
 pub use super::native::admin::{Description, Right, Spec};
 
-/// How long a cluster is tried to be reached: longer than a broker takes to answer, shorter than a person waits.
-pub const REACH_MS: u64 = 10_000;
+/// How long a cluster is tried to be reached: longer than the brokers go on naming one that stands still (9 s,
+/// `broker.session.timeout.ms`), shorter than a person waits.
+pub const REACH_MS: u64 = 20_000;
+/// An attempt of it, and what asking another broker for the next one may take.
+const REACH_ATTEMPT_MS: i32 = 4_000;
+const REACH_REFRESH_MS: i32 = 1_000;
 /// The library's reports are looked at so often while it connects.
 const LOOK_MS: i32 = 50;
 /// How long a look at a group may take. Long, since the library (2.12.1) counts its references wrongly and ends the process
@@ -74,7 +78,7 @@ pub fn reach(connection: &Connection, give_up: &dyn Fn() -> bool) -> Result<Surv
 /// Waits for the cluster's answer: how many brokers it has.
 fn answered(client: &Arc<Client>, give_up: &dyn Fn() -> bool) -> Result<usize, Refusal> {
     let queue = AdminQueue::new(client, None).ok_or_else(|| Refusal::Unreachable("out of memory".to_owned()))?;
-    let ask = || queue.ask_cluster(REACH_MS as i32, 0);
+    let ask = || queue.ask_cluster(REACH_ATTEMPT_MS, 0);
     let start = clock::steady_ms();
     let mut last = Refusal::Unreachable("no answer".to_owned());
     ask();
@@ -91,7 +95,10 @@ fn answered(client: &Arc<Client>, give_up: &dyn Fn() -> bool) -> Result<usize, R
         }
         match queue.next(0) {
             Some((_, Answer::Cluster { brokers })) => return Ok(brokers),
-            Some(_) => ask(),
+            Some(_) => {
+                client.refresh_brokers(REACH_REFRESH_MS);
+                ask();
+            }
             None => {}
         }
     }

@@ -222,8 +222,8 @@ fn settings(kind: InternalKind, replicas: i32) -> Vec<(&'static str, String)> {
         // Never trimmed, and the last marker is never compacted away: it is the last record of its key.
         InternalKind::Changelog | InternalKind::Control => settings
             .extend([("cleanup.policy", "compact".to_owned()), ("delete.retention.ms", TOMBSTONES_MS.to_string())]),
-        // Deleted behind its reader, by us.
-        InternalKind::Repartition => settings.extend([
+        // Deleted behind its reader, or behind a snapshot, by us.
+        InternalKind::Repartition | InternalKind::TrimmedChangelog => settings.extend([
             ("cleanup.policy", "delete".to_owned()),
             ("retention.ms", "-1".to_owned()),
             ("retention.bytes", "-1".to_owned()),
@@ -246,7 +246,9 @@ pub fn client_error(error: KafkaError) -> LogError {
 pub fn required(name: &str, kind: InternalKind, partitions: i32) -> LogError {
     let keeping = match kind {
         InternalKind::Changelog | InternalKind::Control => "cleanup.policy=compact",
-        InternalKind::Repartition => "cleanup.policy=delete, retention.ms=-1 and retention.bytes=-1",
+        InternalKind::Repartition | InternalKind::TrimmedChangelog => {
+            "cleanup.policy=delete, retention.ms=-1 and retention.bytes=-1"
+        }
     };
     LogError::User(format!(
         "internal topic '{name}' does not exist, and spec.kafka.internal.creation is RequireExisting: create it with {partitions} partitions, {keeping}"

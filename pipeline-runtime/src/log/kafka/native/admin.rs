@@ -241,22 +241,38 @@ impl AdminQueue {
 }
 
 impl Client {
+    /// Asks any broker that answers which brokers there are and which one controls them. A request to the controller goes to
+    /// the one that was named last, also while that one stands still.
+    pub fn refresh_brokers(&self, timeout_ms: i32) {
+        // SAFETY: the client is alive; no topic is asked for.
+        unsafe { self.refresh(ptr::null_mut(), timeout_ms) };
+    }
+
     /// Asks who leads a topic's partitions. Look-ups go by what is known of that, and say so when it is out of date
     /// without asking anew by themselves.
     pub fn refresh_leaders(&self, topic: &str, timeout_ms: i32) {
         let name = c_string(topic);
-        // SAFETY: everything is alive; topic and metadata are ours and are freed here.
+        // SAFETY: everything is alive; the topic is ours and is freed here.
         unsafe {
             let topic = c::rd_kafka_topic_new(self.rk(), name.as_ptr(), ptr::null_mut());
             if topic.is_null() {
                 return;
             }
-            let mut metadata: *const c::rd_kafka_metadata = ptr::null();
+            self.refresh(topic, timeout_ms);
+            c::rd_kafka_topic_destroy(topic);
+        }
+    }
+
+    /// # Safety
+    /// The topic is alive, or null.
+    unsafe fn refresh(&self, topic: *mut c::rd_kafka_topic_t, timeout_ms: i32) {
+        let mut metadata: *const c::rd_kafka_metadata = ptr::null();
+        // SAFETY: everything is alive; the metadata is ours and is freed here.
+        unsafe {
             c::rd_kafka_metadata(self.rk(), 0, topic, &mut metadata, timeout_ms);
             if !metadata.is_null() {
                 c::rd_kafka_metadata_destroy(metadata);
             }
-            c::rd_kafka_topic_destroy(topic);
         }
     }
 }
@@ -348,10 +364,16 @@ unsafe fn read_element(element: *const c::rd_kafka_topic_partition_t) -> Partiti
     // SAFETY: the caller's.
     unsafe {
         let failed = (*element).err != c::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR;
+        // Where the library has lost the broker meanwhile it leaves what stood there before it asked, without an error.
+        let unanswered = (*element).offset == i64::from(c::RD_KAFKA_OFFSET_INVALID);
         PartitionOffset {
             topic: text((*element).topic),
             partition: (*element).partition,
-            offset: if failed { Err((*element).err.into()) } else { Ok((*element).offset) },
+            offset: match (failed, unanswered) {
+                (true, _) => Err((*element).err.into()),
+                (false, true) => Err(RDKafkaErrorCode::BrokerTransportFailure),
+                (false, false) => Ok((*element).offset),
+            },
         }
     }
 }

@@ -168,12 +168,14 @@ impl Client {
     }
 
     /// The offset behind everything that was taken out of a partition's queue, markers of transactions included.
-    /// `None`: nothing was.
-    pub fn position(&self, topic: &str, partition: i32) -> Option<i64> {
+    /// `None`: nothing was. `reached` is the last end that the queue told of: the library takes its notice for a record at
+    /// that offset, which comes later if there is one. So one above it says nothing.
+    pub fn position(&self, topic: &str, partition: i32, reached: Option<i64>) -> Option<i64> {
         let mut list = TopicPartitionList::with_capacity(1);
         list.add_partition(topic, partition);
         // SAFETY: both are alive; the list's offsets are written in place.
         unsafe { c::rd_kafka_position(self.rk(), list.ptr()) };
-        list.elements().first().and_then(|e| e.offset().to_raw()).filter(|offset| *offset >= 0)
+        let position = list.elements().first().and_then(|e| e.offset().to_raw()).filter(|offset| *offset >= 0);
+        position.filter(|position| reached.is_none_or(|end| *position != end + 1))
     }
 }
