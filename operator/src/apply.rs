@@ -1,6 +1,7 @@
 //! Carries decisions out.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use anyhow::Context;
 use base64::Engine;
@@ -11,12 +12,15 @@ use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParam
 use kube::core::GroupVersionKind;
 use kube::runtime::events::{Event as KubeEvent, EventType, Recorder};
 use millrace_crds::pipeline::{API_VERSION, KIND, PipelineStatus};
+use millrace_crds::savepoint;
 use millrace_crds::timestamp::Timestamp;
 use millrace_operator_core::decision::{Action, Certify, Event};
-use millrace_operator_core::names::{FIELD_MANAGER, Names, RENEW_AFTER};
+use millrace_operator_core::names::{AUTOSCALER, FIELD_MANAGER, Names, RENEW_AFTER};
+use millrace_operator_core::render::PROMETHEUS_RULE;
+use rustls::ClientConfig;
 use serde_json::{Value, json};
 
-use crate::cache::Key;
+use crate::cache::{Cache, Key};
 use crate::certificates::{self, Certificates, Former};
 use crate::workers::{self, Clients, Identity};
 
@@ -43,15 +47,19 @@ pub fn pipelines() -> ApiResource {
     resource(API_VERSION, KIND, "pipelines")
 }
 
+pub fn savepoints() -> ApiResource {
+    resource(API_VERSION, savepoint::KIND, "savepoints")
+}
+
 pub fn resource(api_version: &str, kind: &str, plural: &str) -> ApiResource {
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural)
 }
 
-#[derive(Clone)]
 pub struct Writer {
     pub client: Client,
     pub recorder: Recorder,
+    pub cache: Arc<Cache>,
 }
 
 impl Writer {
@@ -79,12 +87,45 @@ impl Writer {
                 }
                 Ok(())
             }
-            Action::SetFinalizers { finalizers, over } => {
+            Action::LetGo { address, .. } => {
+                let key = Key { namespace: names.namespace.clone(), name: names.pipeline.clone() };
+                let Some(config) = self.client_of(names, &key, clients).await? else { return Ok(()) };
+                // It ends without it too, some seconds later.
+                if let Err(error) = workers::let_go(config, address).await {
+                    tracing::debug!(%key, error = format!("{error:#}"), "a worker was not let go");
+                }
+                Ok(())
+            }
+            Action::Scale { replicas, over } => {
+                let patch = json!({"metadata": {"resourceVersion": over}, "spec": {"replicas": replicas}});
+                let by = PatchParams { field_manager: Some(AUTOSCALER.to_owned()), ..PatchParams::default() };
+                match self.pipelines(names).patch_scale(&names.pipeline, &by, &Patch::Merge(&patch)).await {
+                    Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+                    outcome => outcome.map(drop).with_context(|| format!("scale to {replicas} workers")),
+                }
+            }
+            Action::SetFinalizers { savepoint, finalizers, over } => {
                 let patch = json!({"metadata": {"finalizers": finalizers, "resourceVersion": over}});
-                let pipelines = self.pipelines(names);
-                match pipelines.patch(&names.pipeline, &PatchParams::default(), &Patch::Merge(&patch)).await {
+                let (api, name) = match savepoint {
+                    Some(name) => (self.savepoints(names), name),
+                    None => (self.pipelines(names), &names.pipeline),
+                };
+                match api.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await {
                     Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
                     outcome => outcome.map(drop).context("set the finalizers"),
+                }
+            }
+            Action::SavepointStatus { name, uid, status, over } => {
+                let patch = json!({
+                    "apiVersion": API_VERSION,
+                    "kind": savepoint::KIND,
+                    "metadata": {"name": name, "uid": uid, "resourceVersion": over},
+                    "status": status,
+                });
+                let by = PatchParams::apply(FIELD_MANAGER).force();
+                match self.savepoints(names).patch_status(name, &by, &Patch::Apply(&patch)).await {
+                    Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+                    outcome => outcome.map(drop).with_context(|| format!("write the status of Savepoint {name}")),
                 }
             }
         }
@@ -152,12 +193,16 @@ impl Writer {
     }
 
     pub async fn say(&self, names: &Names, event: &Event) {
+        let (kind, name, uid) = match &event.savepoint {
+            Some((name, uid)) => (savepoint::KIND, name, uid),
+            None => (KIND, &names.pipeline, &names.uid),
+        };
         let reference = k8s_openapi::api::core::v1::ObjectReference {
             api_version: Some(API_VERSION.to_owned()),
-            kind: Some(KIND.to_owned()),
+            kind: Some(kind.to_owned()),
             namespace: Some(names.namespace.clone()),
-            name: Some(names.pipeline.clone()),
-            uid: Some(names.uid.clone()),
+            name: Some(name.clone()),
+            uid: Some(uid.clone()),
             ..Default::default()
         };
         let note: String = event.note.chars().take(NOTE_BYTES_MAX / 4).collect();
@@ -180,7 +225,11 @@ impl Writer {
         names: &Names,
         key: &Key,
         clients: &Clients,
-    ) -> anyhow::Result<Option<std::sync::Arc<rustls::ClientConfig>>> {
+    ) -> anyhow::Result<Option<Arc<ClientConfig>>> {
+        let seen = self.cache.secret(&Key { name: names.control_ca(), ..key.clone() });
+        if let Some(config) = seen.and_then(|version| clients.known(key, &version)) {
+            return Ok(Some(config));
+        }
         let Some(secret) = self.secrets(names).get_opt(&names.control_ca()).await? else { return Ok(None) };
         let version = secret.metadata.resource_version.clone().unwrap_or_default();
         if let Some(config) = clients.known(key, &version) {
@@ -223,12 +272,17 @@ impl Writer {
     }
 
     pub fn children(&self, names: &Names, api_version: &str, kind: &str) -> Api<DynamicObject> {
-        let plural = CHILDREN.iter().find(|(_, of, _)| *of == kind).map_or("", |(.., plural)| plural);
+        let plural = CHILDREN.iter().chain([&PROMETHEUS_RULE]).find(|(_, of, _)| *of == kind);
+        let plural = plural.map_or("", |(.., plural)| plural);
         Api::namespaced_with(self.client.clone(), &names.namespace, &resource(api_version, kind, plural))
     }
 
     fn pipelines(&self, names: &Names) -> Api<DynamicObject> {
         Api::namespaced_with(self.client.clone(), &names.namespace, &pipelines())
+    }
+
+    fn savepoints(&self, names: &Names) -> Api<DynamicObject> {
+        Api::namespaced_with(self.client.clone(), &names.namespace, &savepoints())
     }
 
     fn secrets(&self, names: &Names) -> Api<Secret> {

@@ -1,28 +1,47 @@
-//! Compiles a spec where it can't hurt: in a child process with bounds on memory and time, a few at a time, beside the
-//! reconciles. What came out is kept until the spec is another.
+//! Compiles a spec where it can't hurt: in a child process with bounds on memory and time, one at a time, beside the
+//! reconciles. What came out is kept until the spec is another or its plan is stored: as text, since a thousand
+//! Pipelines may come at once.
 
 use std::collections::HashMap;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use millrace_core::report::{CompileRequest, Compiled};
+use millrace_core::report::CompileRequest;
 use millrace_operator_core::names::digest;
 use millrace_operator_core::observed::Compilation;
 use millrace_operator_core::settings::Compile;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
-use tokio::sync::Semaphore;
 
 use crate::cache::Key;
 
-/// Children at once: the chart's memory limit has room for one.
-const AT_ONCE: usize = 1;
+/// What is asked of the compiler.
+pub struct Question {
+    pub key: Key,
+    /// Of the request.
+    digest: String,
+    text: String,
+}
 
 struct Known {
     digest: String,
-    compilation: Compilation,
+    /// What the child said, or why it said nothing; `None` while it was not asked.
+    answer: Option<Result<Vec<u8>, String>>,
+}
+
+impl Known {
+    fn compilation(&self) -> Compilation {
+        match &self.answer {
+            None => Compilation::Pending,
+            Some(Err(why)) => Compilation::Failed(why.clone()),
+            Some(Ok(text)) => match serde_json::from_slice(text) {
+                Ok(compiled) => Compilation::Done(Box::new(compiled)),
+                Err(error) => Compilation::Failed(format!("its answer cannot be read: {error}")),
+            },
+        }
+    }
 }
 
 pub struct Compiler {
@@ -30,46 +49,43 @@ pub struct Compiler {
     millrace: String,
     bounds: Compile,
     known: Mutex<HashMap<Key, Known>>,
-    room: Arc<Semaphore>,
 }
 
 impl Compiler {
     pub fn new(millrace: String, bounds: Compile) -> Self {
-        Self { millrace, bounds, known: Mutex::default(), room: Arc::new(Semaphore::new(AT_ONCE)) }
+        Self { millrace, bounds, known: Mutex::default() }
     }
 
-    /// What became of a request, and whether it has to be made: by whom gets `true`, and by nobody else.
-    pub fn known(&self, key: &Key, request: &CompileRequest) -> (Compilation, bool) {
-        let digest = digest(&json!(request));
+    /// What became of a request, and the question if it has to be put: by whom gets it, and by nobody else.
+    pub fn known(&self, key: &Key, request: &CompileRequest) -> (Compilation, Option<Question>) {
+        let request = json!(request);
+        let digest = digest(&request);
         let mut known = self.all();
-        match known.get(key).filter(|known| known.digest == digest) {
-            Some(known) => (known.compilation.clone(), false),
-            None => {
-                known.insert(key.clone(), Known { digest, compilation: Compilation::Pending });
-                (Compilation::Pending, true)
-            }
+        if let Some(known) = known.get(key).filter(|known| known.digest == digest) {
+            return (known.compilation(), None);
         }
+        known.insert(key.clone(), Known { digest: digest.clone(), answer: None });
+        (Compilation::Pending, Some(Question { key: key.clone(), digest, text: request.to_string() }))
     }
 
     pub fn forget(&self, key: &Key) {
         self.all().remove(key);
     }
 
-    /// Compiles, and keeps what came out.
-    pub async fn compile(&self, key: &Key, request: &CompileRequest) {
-        // The semaphore is never closed.
-        let _room = self.room.acquire().await;
-        let compilation = match self.child(request).await {
-            Ok(compiled) => Compilation::Done(Box::new(compiled)),
-            Err(error) => Compilation::Failed(format!("{error:#}")),
-        };
-        let digest = digest(&json!(request));
-        if let Some(known) = self.all().get_mut(key).filter(|known| known.digest == digest) {
-            known.compilation = compilation;
+    /// Puts a question, unless nobody wants to know any more, and keeps the answer.
+    pub async fn compile(&self, question: &Question) {
+        let Question { key, digest, text } = question;
+        let open = |known: &&mut Known| known.digest == *digest && known.answer.is_none();
+        if self.all().get_mut(key).filter(open).is_none() {
+            return;
+        }
+        let answer = self.child(text.as_bytes()).await.map_err(|error| format!("{error:#}"));
+        if let Some(known) = self.all().get_mut(key).filter(open) {
+            known.answer = Some(answer);
         }
     }
 
-    async fn child(&self, request: &CompileRequest) -> anyhow::Result<Compiled> {
+    async fn child(&self, request: &[u8]) -> anyhow::Result<Vec<u8>> {
         let Compile { memory_mib: memory, cpu_seconds, wall_seconds } = self.bounds;
         let mut child = Command::new(&self.millrace)
             .arg("compile")
@@ -79,12 +95,11 @@ impl Compiler {
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()?;
-        let text = serde_json::to_vec(request)?;
         let mut input = child.stdin.take();
         let work = async move {
             if let Some(input) = &mut input {
                 // A child that died early says so by its exit code.
-                drop(input.write_all(&text).await);
+                drop(input.write_all(request).await);
             }
             drop(input);
             child.wait_with_output().await
@@ -100,7 +115,7 @@ impl Compiler {
                 output.status
             );
         }
-        Ok(serde_json::from_slice(&output.stdout)?)
+        Ok(output.stdout)
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<Key, Known>> {

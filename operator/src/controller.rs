@@ -4,20 +4,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use anyhow::Context;
 use futures::{StreamExt, TryStreamExt};
 use kube::Client;
-use kube::api::{Api, ApiResource, DynamicObject, PartialObjectMeta, TypeMeta};
+use kube::api::{Api, ApiResource, DynamicObject, ListParams, PartialObjectMeta, TypeMeta};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
-use millrace_core::report::CompileRequest;
 use millrace_operator_core::names::PIPELINE_LABEL;
-use millrace_operator_core::render;
+use millrace_operator_core::render::PROMETHEUS_RULE;
 use tokio::sync::mpsc::Receiver;
 use tokio::task::JoinSet;
 
-use crate::apply::{CHILDREN, pipelines, resource};
-use crate::cache::{Cache, Change, Key, Subject};
+use crate::apply::{CHILDREN, pipelines, resource, savepoints};
+use crate::cache::{Cache, Change, Subject};
 use crate::clock;
+use crate::compile::{Compiler, Question};
 use crate::metrics::Metrics;
 use crate::queue::{Lane, Queue, Taken};
 use crate::reconcile::Reconciler;
@@ -28,6 +29,11 @@ const PLACES: usize = 32;
 const PLACES_FOR_EDITS: usize = 8;
 /// The server ends a watch after so long, so that one that hangs is noticed.
 const WATCH_SECONDS: u32 = 200;
+/// Objects of a list that come at once: while a page is read it is there as bytes, as text and as a tree, for each of
+/// the kinds that are listed side by side.
+const PAGE: u32 = 50;
+/// How often the API server is asked whether it has gone back.
+const LOOK_BACK_MS: u64 = 5_000;
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
@@ -38,16 +44,16 @@ pub struct Controller {
     pub cache: Arc<Cache>,
     pub queue: Arc<Queue>,
     pub reconciler: Arc<Reconciler>,
-    pub compilations: Receiver<(Key, CompileRequest)>,
+    pub questions: Receiver<Question>,
     pub metrics: Arc<Metrics>,
     pub ready: Arc<AtomicBool>,
 }
 
 impl Controller {
-    /// Works until something of it ends, which is an error.
-    pub async fn run(mut self) -> anyhow::Result<()> {
-        let mut tasks = JoinSet::new();
-        self.watch(&mut tasks);
+    /// Watches, and returns once everything that is there was seen.
+    pub async fn fill(&self, tasks: &mut JoinSet<anyhow::Result<()>>) -> anyhow::Result<()> {
+        self.watch(tasks);
+        tasks.spawn(until_gone_back(self.client.clone(), self.namespaces.first().cloned(), Arc::clone(&self.cache)));
         while !self.cache.is_level() {
             clock::pause(20).await;
             if let Some(ended) = tasks.try_join_next() {
@@ -55,37 +61,33 @@ impl Controller {
             }
         }
         self.ready.store(true, Ordering::Relaxed);
-        tracing::info!(pipelines = self.cache.pipelines().len(), "caches are filled");
+        tracing::info!(pipelines = self.cache.count(), "caches are filled");
+        Ok(())
+    }
+
+    /// Works until something of it ends, which is an error.
+    pub async fn act(self, mut tasks: JoinSet<anyhow::Result<()>>) -> anyhow::Result<()> {
+        self.queue.begin(self.cache.all().into_iter().collect(), clock::instant());
         for place in 0..PLACES {
             let lanes: &'static [Lane] =
                 if place < PLACES_FOR_EDITS { &[Lane::Edit] } else { &[Lane::Edit, Lane::Routine] };
             tasks.spawn(work(Arc::clone(&self.queue), Arc::clone(&self.reconciler), Arc::clone(&self.metrics), lanes));
         }
-        let (queue, reconciler) = (Arc::clone(&self.queue), Arc::clone(&self.reconciler));
-        let mut children = JoinSet::new();
-        loop {
-            tokio::select! {
-                Some((key, request)) = self.compilations.recv() => {
-                    let (queue, compiler) = (Arc::clone(&queue), Arc::clone(&reconciler.compiler));
-                    children.spawn(async move {
-                        compiler.compile(&key, &request).await;
-                        queue.push(key, Lane::Edit, clock::instant());
-                    });
-                }
-                Some(_) = children.join_next() => {}
-                Some(ended) = tasks.join_next() => return ended?,
-            }
-        }
+        tasks.spawn(compile(self.questions, Arc::clone(&self.reconciler.compiler), self.queue));
+        let ended = tasks.join_next().await;
+        ended.context("nothing was begun")?.context("a part of the operator panicked")?
     }
 
     fn watch(&self, tasks: &mut JoinSet<anyhow::Result<()>>) {
         let namespaces =
             if self.namespaces.is_empty() { vec![None] } else { self.namespaces.iter().map(Some).collect() };
         for namespace in namespaces {
-            let own = watcher::Config::default().timeout(WATCH_SECONDS);
+            let own = watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE);
             let labelled = own.clone().labels(PIPELINE_LABEL);
             self.watch_one(tasks, namespace, pipelines(), Subject::Pipelines, own.clone());
-            for (api_version, kind, plural) in CHILDREN {
+            self.watch_one(tasks, namespace, savepoints(), Subject::Savepoints, own.clone());
+            let rules = self.reconciler.settings.rules.prometheus_rules();
+            for (api_version, kind, plural) in CHILDREN.iter().chain(rules.then_some(&PROMETHEUS_RULE)) {
                 let resource = resource(api_version, kind, plural);
                 self.watch_one(tasks, namespace, resource, Subject::Children, labelled.clone());
             }
@@ -120,7 +122,7 @@ impl Controller {
                 };
                 watcher(api, config).map_ok(move |event| mapped(event, whole)).boxed()
             }
-            Subject::Pipelines | Subject::Children => {
+            Subject::Pipelines | Subject::Savepoints | Subject::Children => {
                 let api: Api<DynamicObject> = match namespace {
                     Some(namespace) => Api::namespaced_with(client, namespace, &resource),
                     None => Api::all_with(client, &resource),
@@ -150,26 +152,48 @@ impl Controller {
     }
 }
 
+/// Ends when the API server knows less than was seen, as after etcd was restored from a backup: watches that go on from
+/// there are told nothing until its versions have grown again, and what they have seen is no longer so.
+async fn until_gone_back(client: Client, namespace: Option<String>, cache: Arc<Cache>) -> anyhow::Result<()> {
+    let (resource, one) = (pipelines(), ListParams::default().limit(1));
+    let api: Api<DynamicObject> = match &namespace {
+        Some(namespace) => Api::namespaced_with(client, namespace, &resource),
+        None => Api::all_with(client, &resource),
+    };
+    loop {
+        clock::pause(LOOK_BACK_MS).await;
+        // Before it is asked: its answer is never older than what it has said already.
+        let seen = cache.newest();
+        let answer = match api.list_metadata(&one).await {
+            Ok(list) => list.metadata.resource_version,
+            Err(error) => {
+                tracing::debug!(%error, "the API server does not say where it stands");
+                continue;
+            }
+        };
+        let now = answer.and_then(|version| version.parse::<u64>().ok());
+        if let Some(now) = now.filter(|now| *now < seen) {
+            anyhow::bail!(
+                "the API server has gone back from version {seen} to {now}, as after a restore of etcd: what was seen is void, and this process begins anew"
+            );
+        }
+    }
+}
+
 /// What a change asks for.
 fn push(cache: &Cache, queue: &Queue, change: Change) {
     let now = clock::instant();
     match change {
         Change::Edit(key) => queue.push(key, Lane::Edit, now),
         Change::Child(key) => queue.push(key, Lane::Routine, now),
+        Change::Savepoint { pipeline, savepoint } => {
+            let concerned = cache.restoring(&savepoint).into_iter().chain([pipeline]);
+            concerned.for_each(|key| queue.push(key, Lane::Edit, now));
+        }
         Change::Secret(secret) => {
-            for key in cache.pipelines().into_iter().filter(|key| key.namespace == secret.namespace) {
-                if cache.pipeline(&key).is_some_and(|pipeline| names(&pipeline, &secret.name)) {
-                    queue.push(key, Lane::Routine, now);
-                }
-            }
+            cache.naming(&secret).into_iter().for_each(|key| queue.push(key, Lane::Routine, now));
         }
     }
-}
-
-/// Whether a Pipeline's spec names a Secret.
-fn names(pipeline: &serde_json::Value, secret: &str) -> bool {
-    serde_json::from_value(pipeline["spec"]["kafka"].clone())
-        .is_ok_and(|kafka| render::secrets(&kafka).iter().any(|name| name == secret))
 }
 
 fn mapped<A, B>(event: Event<A>, map: impl FnOnce(A) -> B) -> Event<B> {
@@ -180,6 +204,15 @@ fn mapped<A, B>(event: Event<A>, map: impl FnOnce(A) -> B) -> Event<B> {
         Event::Init => Event::Init,
         Event::InitDone => Event::InitDone,
     }
+}
+
+/// Puts questions to the compiler, one after another: the chart's memory limit has room for one child.
+async fn compile(mut questions: Receiver<Question>, compiler: Arc<Compiler>, queue: Arc<Queue>) -> anyhow::Result<()> {
+    while let Some(question) = questions.recv().await {
+        compiler.compile(&question).await;
+        queue.push(question.key, Lane::Edit, clock::instant());
+    }
+    anyhow::bail!("nobody asks the compiler any more")
 }
 
 /// A place: takes the next Pipeline, looks at it, and says when it is due again. Failures are tried again ever more seldom.

@@ -3,18 +3,24 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::{Parser, Subcommand};
+use hyper::header::{HeaderValue, USER_AGENT};
+use k8s_openapi::api::coordination::v1::Lease as LeaseObject;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::Api;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Client, Config};
 use kube_lease_manager::LeaseManagerBuilder;
 use millrace_operator_core::names::FIELD_MANAGER;
-use millrace_operator_core::settings::Settings;
+use millrace_operator_core::render::PROMETHEUS_RULE;
+use millrace_operator_core::settings::{PrometheusRule, RulesNamespace, Settings};
+use tokio::task::JoinSet;
 use tracing_subscriber::EnvFilter;
 
 use crate::apply::Writer;
@@ -24,6 +30,7 @@ use crate::controller::Controller;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
 use crate::reconcile::Reconciler;
+use crate::slos::Slos;
 
 mod apply;
 mod cache;
@@ -36,14 +43,17 @@ mod http;
 mod metrics;
 mod queue;
 mod reconcile;
+mod slos;
 mod workers;
 
 /// A leader that has not renewed its lease for so long is none any more.
 const LEASE_SECONDS: u64 = 15;
 /// It renews so long before that.
 const LEASE_GRACE_SECONDS: u64 = 5;
-/// Compilations that wait; beyond it they are asked for again later.
-const COMPILATIONS_MAX: usize = 1_000;
+/// One that waits looks so often at who leads.
+const LEASE_LOOK: Duration = Duration::from_secs(2);
+/// Questions to the compiler that wait; beyond it they are asked again later.
+const QUESTIONS_MAX: usize = 1_000;
 
 /// Streaming pipelines on Kubernetes.
 #[derive(Parser)]
@@ -55,8 +65,8 @@ struct Cli {
     #[arg(long, global = true)]
     log_json: bool,
     /// What to log, as in `info` or `millrace_operator=debug`.
-    #[arg(long, global = true, default_value = "info")]
-    log_level: String,
+    #[arg(long, global = true, default_value = "info", value_parser = EnvFilter::from_str)]
+    log_level: EnvFilter,
     /// Look after these namespaces only, separated by commas. Without it: all.
     #[arg(long, global = true, value_delimiter = ',', value_name = "NAMESPACES")]
     watch_namespaces: Vec<String>,
@@ -103,14 +113,7 @@ struct RunArgs {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = match EnvFilter::try_new(&cli.log_level) {
-        Ok(filter) => filter,
-        Err(error) => {
-            eprintln!("error: --log-level {}: {error}", cli.log_level);
-            return ExitCode::from(2);
-        }
-    };
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let logs = tracing_subscriber::fmt().with_env_filter(cli.log_level).with_writer(std::io::stderr);
     if cli.log_json {
         logs.json().init()
     } else {
@@ -123,7 +126,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(act(cli)) {
+    match runtime.block_on(act(cli.command, cli.watch_namespaces)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -132,16 +135,19 @@ fn main() -> ExitCode {
     }
 }
 
-async fn act(cli: Cli) -> anyhow::Result<()> {
+async fn act(command: Command, namespaces: Vec<String>) -> anyhow::Result<()> {
     // Whoever needs TLS takes the same library.
     let installed = rustls::crypto::ring::default_provider().install_default();
     installed.map_err(|_| anyhow::anyhow!("another TLS library was chosen before"))?;
-    let config = Config::infer().await.context("find the API server")?;
+    let mut config = Config::infer().await.context("find the API server")?;
+    // By it an audit log tells what the operator writes.
+    let agent = HeaderValue::from_static(concat!(env!("CARGO_PKG_NAME"), "/", env!("CARGO_PKG_VERSION")));
+    config.headers.push((USER_AGENT, agent));
     let client = Client::try_from(config).context("connect to the API server")?;
-    match cli.command {
-        Command::Run(args) => run(client, args, cli.watch_namespaces).await,
+    match command {
+        Command::Run(args) => run(client, args, namespaces).await,
         Command::UninstallCheck { release_finalizers, advice } => {
-            hooks::uninstall(client, &cli.watch_namespaces, release_finalizers, &advice).await
+            hooks::uninstall(client, &namespaces, release_finalizers, &advice).await
         }
         Command::SelfTest { operator } => hooks::self_test(client, &operator).await,
     }
@@ -150,27 +156,41 @@ async fn act(cli: Cli) -> anyhow::Result<()> {
 async fn run(client: Client, args: RunArgs, namespaces: Vec<String>) -> anyhow::Result<()> {
     let settings = settings(&args, &client).await?;
     let identity = identity()?;
-    let (metrics, queue) = (Arc::new(Metrics::new().context("register metrics")?), Arc::new(Queue::default()));
+    let (slos, queue) = (Arc::new(Slos::default()), Arc::new(Queue::default()));
+    let metrics = Arc::new(Metrics::new(&slos).context("register metrics")?);
     let ready = Arc::new(AtomicBool::new(args.leader_election_namespace.is_some()));
     let health = http::Health { metrics: Arc::clone(&metrics), queue: Arc::clone(&queue), ready: Arc::clone(&ready) };
     let serving = http::serve(args.metrics, health);
     let leading = async {
-        let mut lease = None;
-        if let Some(namespace) = &args.leader_election_namespace {
-            lease = Some(lead(&client, namespace, &args.leader_election_name, &identity).await?);
-        }
-        metrics.leader.set(1);
-        let (sender, compilations) = tokio::sync::mpsc::channel(COMPILATIONS_MAX);
+        let (sender, questions) = tokio::sync::mpsc::channel(QUESTIONS_MAX);
         let cache = Arc::new(Cache::default());
         let reporter = Reporter { controller: FIELD_MANAGER.to_owned(), instance: Some(identity.clone()) };
-        let writer = Writer { client: client.clone(), recorder: Recorder::new(client.clone(), reporter) };
+        let recorder = Recorder::new(client.clone(), reporter);
+        let writer = Writer { client: client.clone(), recorder, cache: Arc::clone(&cache) };
         let compiler = Arc::new(Compiler::new(args.millrace.clone(), settings.compile));
-        let reconciler = Reconciler::new(settings, Arc::clone(&cache), writer, compiler, sender, Arc::clone(&metrics));
-        let reconciler = Arc::new(reconciler);
+        let reconciler = Reconciler::new(
+            settings,
+            Arc::clone(&cache),
+            writer,
+            compiler,
+            sender,
+            Arc::clone(&metrics),
+            Arc::clone(&slos),
+        );
+        let (reconciler, leader) = (Arc::new(reconciler), metrics.leader.clone());
         let controller =
-            Controller { client: client.clone(), namespaces, cache, queue, reconciler, compilations, metrics, ready };
+            Controller { client: client.clone(), namespaces, cache, queue, reconciler, questions, metrics, ready };
+        let (mut tasks, mut lease) = (JoinSet::new(), None);
+        // One that takes over knows everything already.
+        controller.fill(&mut tasks).await?;
+        if let Some(namespace) = &args.leader_election_namespace {
+            let (taken, former_ms) = lead(&client, namespace, &args.leader_election_name, &identity).await?;
+            former_ms.into_iter().for_each(|ms| slos.led_until(ms));
+            lease = Some(taken);
+        }
+        leader.set(1);
         tokio::select! {
-            ended = controller.run() => ended,
+            ended = controller.act(tasks) => ended,
             lost = until_lost(&mut lease) => lost,
         }
     };
@@ -186,6 +206,21 @@ async fn settings(args: &RunArgs, client: &Client) -> anyhow::Result<Settings> {
     let text = text.with_context(|| format!("read {}", args.config.display()))?;
     let mut settings: Settings =
         serde_saphyr::from_str(&text).with_context(|| format!("read {}", args.config.display()))?;
+    ensure!(
+        settings.rules.namespace == RulesNamespace::Pipeline,
+        "rules.namespace: Operator is not available in this version: use Pipeline"
+    );
+    if settings.rules.prometheus_rule == PrometheusRule::Auto {
+        let served = match client.list_api_group_resources(PROMETHEUS_RULE.0).await {
+            // Of a group that nobody serves, an API server says so in plain text: the code is all there is.
+            Err(kube::Error::Api(status)) if status.code == 404 => false,
+            served => {
+                let served = served.context("find out whether the API server knows PrometheusRules")?;
+                served.resources.iter().any(|kind| kind.kind == PROMETHEUS_RULE.1)
+            }
+        };
+        settings.rules.prometheus_rule = if served { PrometheusRule::Always } else { PrometheusRule::Never };
+    }
     if settings.cluster_id.is_empty() {
         let namespaces: Api<Namespace> = Api::all(client.clone());
         let system = namespaces.get("kube-system").await.context(
@@ -204,8 +239,10 @@ fn identity() -> anyhow::Result<String> {
 
 type Lease = tokio::sync::watch::Receiver<bool>;
 
-/// Waits until this process is the leader.
-async fn lead(client: &Client, namespace: &str, name: &str, identity: &str) -> anyhow::Result<Lease> {
+/// Waits until this process is the leader, and says when another one last said that it was, milliseconds since 1970.
+async fn lead(client: &Client, namespace: &str, name: &str, identity: &str) -> anyhow::Result<(Lease, Option<i64>)> {
+    let leases: Api<LeaseObject> = Api::namespaced(client.clone(), namespace);
+    let mut former_ms = renewed(&leases, name, identity).await;
     let manager = LeaseManagerBuilder::new(client.clone(), name)
         .with_namespace(namespace)
         .with_identity(identity)
@@ -217,9 +254,25 @@ async fn lead(client: &Client, namespace: &str, name: &str, identity: &str) -> a
         .context("take the lease")?;
     let (mut lease, _task) = manager.watch().await;
     tracing::info!(identity, "waiting for the lease");
-    lease.wait_for(|leads| *leads).await.context("wait for the lease")?;
+    let mut look = tokio::time::interval(LEASE_LOOK);
+    loop {
+        tokio::select! {
+            leads = lease.wait_for(|leads| *leads) => {
+                leads.context("wait for the lease")?;
+                break;
+            }
+            _ = look.tick() => former_ms = renewed(&leases, name, identity).await.or(former_ms),
+        }
+    }
     tracing::info!(identity, "this process leads");
-    Ok(lease)
+    Ok((lease, former_ms))
+}
+
+/// When another one has said that it leads. What cannot be read is not known.
+async fn renewed(leases: &Api<LeaseObject>, name: &str, identity: &str) -> Option<i64> {
+    let spec = leases.get_opt(name).await.ok()??.spec?;
+    let renewed = spec.renew_time.filter(|_| spec.holder_identity.as_deref() != Some(identity))?;
+    Some(renewed.0.as_millisecond())
 }
 
 /// Ends when this process leads no more. It must not act from then on, so the process ends with it.

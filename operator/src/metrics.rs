@@ -1,14 +1,19 @@
-//! What the operator says about itself.
+//! What the operator says about itself, and about SLOs.
+
+use std::sync::Arc;
 
 use prometheus::{
     Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
 };
 
+use crate::slos::{Series, Slos};
+
 const SECONDS: [f64; 12] = [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// All metrics of the operator; names begin with `millrace_operator_`.
+/// All metrics of the operator; names begin with `millrace_operator_`. Those about Pipelines are not about the operator.
 pub struct Metrics {
     registry: Registry,
+    about_pipelines: Registry,
     /// By outcome: ok, error.
     pub reconcile_seconds: HistogramVec,
     /// From what asked for a look to its begin, by lane.
@@ -22,12 +27,17 @@ pub struct Metrics {
     pub compilations: IntCounter,
     pub watch_errors: IntCounter,
     pub pipelines: IntGauge,
+    /// Of them, those that were looked at without an error: all of them, once the process has started.
+    pub looked_at: IntGauge,
     pub queued: IntGauge,
     pub leader: IntGauge,
+    pub unobserved_slices: IntCounter,
 }
 
 impl Metrics {
-    pub fn new() -> Result<Self, prometheus::Error> {
+    pub fn new(slos: &Arc<Slos>) -> Result<Self, prometheus::Error> {
+        let about_pipelines = Registry::new();
+        about_pipelines.register(Box::new(Series::new(Arc::clone(slos))?))?;
         let registry = Registry::new_custom(Some("millrace_operator".to_owned()), None)?;
         let histogram = |name: &str, help: &str, label: &str| {
             let made = HistogramVec::new(HistogramOpts::new(name, help).buckets(SECONDS.to_vec()), &[label])?;
@@ -58,8 +68,14 @@ impl Metrics {
             compilations: counter("compilations_total", "Specs that were compiled.")?,
             watch_errors: counter("watch_errors_total", "Watches that broke and began anew.")?,
             pipelines: gauge("pipelines", "Pipelines that are known.")?,
+            looked_at: gauge("pipelines_looked_at", "Pipelines that this process has looked at.")?,
             queued: gauge("queued", "Pipelines that wait for a look.")?,
             leader: gauge("leader", "1 while this process is the one that acts.")?,
+            unobserved_slices: counter(
+                "unobserved_slices_total",
+                "Slices of SLOs that were not observed in time, since most workers did not answer.",
+            )?,
+            about_pipelines,
             registry,
         })
     }
@@ -67,7 +83,9 @@ impl Metrics {
     /// In Prometheus' text format.
     pub fn render(&self) -> Result<String, prometheus::Error> {
         let mut text = Vec::new();
-        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        for registry in [&self.registry, &self.about_pipelines] {
+            TextEncoder::new().encode(&registry.gather(), &mut text)?;
+        }
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 }

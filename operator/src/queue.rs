@@ -3,6 +3,9 @@
 //! There are two lanes: what a person did comes before what is looked at from time to time, and of the places that work
 //! some take nothing else, so that an edit is never behind a thousand routine looks. A Pipeline is in one place at a time;
 //! what comes for it meanwhile is done after.
+//!
+//! While another process leads nothing is queued. Who leads begins with all Pipelines as routine, so that an edit of
+//! that moment does not wait behind a thousand others.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard};
@@ -29,6 +32,7 @@ pub struct Taken {
 
 #[derive(Default)]
 struct State {
+    begun: bool,
     edits: VecDeque<Key>,
     routine: VecDeque<Key>,
     waiting: HashMap<Key, (Lane, Instant)>,
@@ -46,9 +50,22 @@ pub struct Queue {
 }
 
 impl Queue {
-    pub fn push(&self, key: Key, lane: Lane, now: Instant) {
-        self.state().push(key, lane, now);
+    /// From now on somebody works, and looks at all of these first.
+    pub fn begin(&self, all: Vec<Key>, now: Instant) {
+        let mut state = self.state();
+        state.begun = true;
+        all.into_iter().for_each(|key| state.push(key, Lane::Routine, now));
+        drop(state);
         self.changed.notify_waiters();
+    }
+
+    pub fn push(&self, key: Key, lane: Lane, now: Instant) {
+        let mut state = self.state();
+        if state.begun {
+            state.push(key, lane, now);
+            drop(state);
+            self.changed.notify_waiters();
+        }
     }
 
     /// Takes the next one that is not being looked at, once it is due.
@@ -170,16 +187,22 @@ mod tests {
         Key { namespace: "shop".to_owned(), name: name.to_owned() }
     }
 
+    fn begun(names: &[&str], now: Instant) -> Queue {
+        let queue = Queue::default();
+        // Whatever came before, it begins with all.
+        queue.push(key("a"), Lane::Edit, now);
+        queue.begin(names.iter().map(|name| key(name)).collect(), now);
+        queue
+    }
+
     fn taken(queue: &Queue, now: Instant) -> Option<(String, Lane)> {
         queue.try_take(&ALL, now).map(|taken| (taken.key.name, taken.lane))
     }
 
     #[test]
     fn an_edit_overtakes_what_is_routine_and_is_done_once() {
-        let (queue, now) = (Queue::default(), crate::clock::instant());
-        for name in ["a", "b", "c"] {
-            queue.push(key(name), Lane::Routine, now);
-        }
+        let now = crate::clock::instant();
+        let queue = begun(&["a", "b", "c"], now);
         queue.push(key("c"), Lane::Edit, now);
         queue.push(key("c"), Lane::Routine, now);
         let order: Vec<_> = std::iter::from_fn(|| taken(&queue, now)).collect();
@@ -189,7 +212,8 @@ mod tests {
 
     #[test]
     fn what_is_being_looked_at_waits_until_that_is_over() {
-        let (queue, now) = (Queue::default(), crate::clock::instant());
+        let now = crate::clock::instant();
+        let queue = begun(&[], now);
         queue.push(key("a"), Lane::Edit, now);
         assert!(taken(&queue, now).is_some());
         queue.push(key("a"), Lane::Edit, now);
@@ -202,7 +226,8 @@ mod tests {
 
     #[test]
     fn a_later_look_comes_when_it_is_due_and_a_new_time_replaces_the_old_one() {
-        let (queue, now) = (Queue::default(), crate::clock::instant());
+        let now = crate::clock::instant();
+        let queue = begun(&[], now);
         let at = |s| now + Duration::from_secs(s);
         queue.done(&key("a"), Some(Duration::from_secs(5)), now);
         queue.done(&key("a"), Some(Duration::from_secs(9)), now);

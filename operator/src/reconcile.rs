@@ -8,14 +8,18 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::Api;
+use millrace_core::fingerprint::fnv1a;
 use millrace_core::report::{CompileRequest, WorkerReport};
-use millrace_operator_core::decide::decide;
+use millrace_operator_core::autoscale::{History, Terms, sample};
+use millrace_operator_core::decide::{decide_alone, decide_on};
 use millrace_operator_core::decision::{Action, Decision, Event};
-use millrace_operator_core::facts::Facts;
+use millrace_operator_core::facts::{Facts, Read};
 use millrace_operator_core::names::{CONTROL_PORT, Names};
 use millrace_operator_core::observed::{Admission, Compilation, Observed};
 use millrace_operator_core::questions;
 use millrace_operator_core::settings::Settings;
+use millrace_operator_core::slo::books::{Answer, WRITE_EVERY_MS};
+use millrace_operator_core::status::LIVE_EVERY_MS;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::Sender;
 use tokio::task::JoinSet;
@@ -23,9 +27,10 @@ use tokio::task::JoinSet;
 use crate::apply::Writer;
 use crate::cache::{Cache, Key};
 use crate::clock;
-use crate::compile::{self, Compiler};
+use crate::compile::{self, Compiler, Question};
 use crate::metrics::Metrics;
 use crate::queue::Lane;
+use crate::slos::Slos;
 use crate::workers::{self, Clients};
 
 /// How often workers are asked how they are.
@@ -39,11 +44,16 @@ struct Memory {
     /// With the uid of the pod: what a former one said is of no use.
     reports: BTreeMap<u32, (String, WorkerReport)>,
     reported: Option<Instant>,
+    /// What they said over the last while, where autoscaling is on.
+    history: History,
     /// Digest of a pod template, and what the API server said of it.
     admission: Option<(String, Admission)>,
     live_written_ms: Option<i64>,
     /// Who it was, and what its internal topics start with.
     was: Option<(Names, String)>,
+    looked_at: bool,
+    /// Fingerprint of a plan that was lost, and of which this release makes another one.
+    unrecoverable: Option<String>,
 }
 
 /// Where a pod's worker is reached.
@@ -57,10 +67,11 @@ pub struct Reconciler {
     pub cache: Arc<Cache>,
     pub writer: Writer,
     pub compiler: Arc<Compiler>,
-    /// Requests of the compiler, for whoever runs them beside the looks.
-    pub compilations: Sender<(Key, CompileRequest)>,
+    /// Questions to the compiler, for whoever puts them beside the looks.
+    pub questions: Sender<Question>,
     pub clients: Clients,
     pub metrics: Arc<Metrics>,
+    pub slos: Arc<Slos>,
     memory: Mutex<HashMap<Key, Memory>>,
 }
 
@@ -70,77 +81,149 @@ impl Reconciler {
         cache: Arc<Cache>,
         writer: Writer,
         compiler: Arc<Compiler>,
-        compilations: Sender<(Key, CompileRequest)>,
+        questions: Sender<Question>,
         metrics: Arc<Metrics>,
+        slos: Arc<Slos>,
     ) -> Self {
         let (clients, memory) = (Clients::default(), Mutex::default());
-        Self { settings, cache, writer, compiler, compilations, clients, metrics, memory }
+        Self { settings, cache, writer, compiler, questions, clients, metrics, slos, memory }
     }
 
     /// Looks at a Pipeline, and says when to look again.
     pub async fn reconcile(&self, key: &Key, lane: Lane) -> anyhow::Result<Option<Duration>> {
         let Some(pipeline) = self.cache.pipeline(key) else {
             self.gone(key).await;
-            return Ok(None);
+            return self.alone(key).await.inspect_err(|_| self.failed("savepoints"));
         };
-        let observed = self.dereference(key, pipeline, lane).await.inspect_err(|_| self.failed("dereference"))?;
-        let facts = Facts::of(&observed);
-        let decision = decide(&observed, &self.settings, clock::now());
+        let (observed, read) =
+            self.dereference(key, pipeline, lane).await.inspect_err(|_| self.failed("dereference"))?;
+        let facts = Facts::over(&observed, read);
+        let decision = decide_on(&facts, &self.settings, clock::now());
         self.remember(key, &facts);
-        self.apply(&facts, &decision).await.inspect_err(|_| self.failed("apply"))?;
-        self.status(key, &facts, &decision).await.inspect_err(|_| self.failed("status"))?;
+        self.apply(&facts.names, &decision).await.inspect_err(|_| self.failed("apply"))?;
+        if decision.actions.iter().any(|action| is_books(action, &facts.names)) {
+            self.slos.written(key);
+        }
+        self.status(key, &facts.names, &decision).await.inspect_err(|_| self.failed("status"))?;
+        if !self.with(key, |memory| std::mem::replace(&mut memory.looked_at, true)) {
+            self.metrics.looked_at.inc();
+        }
         let again = decision.again_ms.map(Duration::from_millis);
-        let observe = (!facts.pods.is_empty()).then_some(OBSERVE);
+        let observe = (self.slos.counts(key) || !facts.pods.is_empty()).then_some(OBSERVE);
         Ok([again, observe].into_iter().flatten().min())
     }
 
-    /// Everything that a decision depends on.
-    async fn dereference(&self, key: &Key, pipeline: Value, lane: Lane) -> anyhow::Result<Observed> {
-        let mut observed = Observed { pipeline, children: self.cache.children(key), ..Observed::default() };
-        let (names, wanted, addresses, deleted) = {
-            let facts = Facts::of(&observed);
-            let alive = facts.pods.iter().filter(|pod| !pod.ending);
-            let addresses: BTreeMap<u32, Address> = alive
-                .filter_map(|pod| {
-                    let address = format!("{}:{CONTROL_PORT}", pod.address.as_ref()?);
-                    Some((pod.ordinal, Address { uid: pod.uid.clone(), address }))
-                })
-                .collect();
-            (facts.names.clone(), questions::secrets(&facts), addresses, facts.deleted_at.is_some())
+    /// Everything that a decision depends on, and what of the objects was read.
+    async fn dereference(&self, key: &Key, pipeline: Value, lane: Lane) -> anyhow::Result<(Observed, Read)> {
+        let (children, savepoints) = (self.cache.children(key), self.cache.savepoints(key));
+        let objects = Observed { pipeline, children, savepoints, ..Observed::default() };
+        let facts = Facts::of(&objects);
+        let version = |name: String| {
+            let version = self.cache.secret(&Key { name: name.clone(), ..key.clone() });
+            (name, version)
         };
-        let secret = |name: String| {
-            let key = Key { namespace: key.namespace.clone(), name: name.clone() };
-            (name, self.cache.secret(&key))
+        let secrets = questions::secrets(&facts).into_iter().map(version).collect();
+        let live_written_ms =
+            self.with(key, |memory| Some(*memory.live_written_ms.get_or_insert_with(|| sometime(key, LIVE_EVERY_MS))));
+        let from = match facts.deleted_at {
+            None => self.slos.expect(key, &facts, sometime(key, WRITE_EVERY_MS)),
+            Some(_) => {
+                self.slos.forget(key);
+                None
+            }
         };
-        observed.secrets = wanted.into_iter().map(secret).collect();
-        observed.reports = self.reports(key, &names, addresses, lane).await;
-        observed.live_written_ms = self.with(key, |memory| memory.live_written_ms);
-        if deleted {
-            observed.namespace_ends = self.namespace_ends(&key.namespace).await?;
-            return Ok(observed);
-        }
-        observed.compilation = self.compilation(key, &observed);
-        observed.admission = self.admission(key, &names, &observed).await?;
-        Ok(observed)
+        let reports = self.reports(key, &facts, lane, from).await;
+        let history = self.with(key, |memory| memory.history.clone());
+        let slos = self.slos.judge(key).map(|(said, unobserved)| {
+            self.metrics.unobserved_slices.inc_by(unobserved);
+            said
+        });
+        let (namespace_ends, compilation, recovered, admission) = if facts.deleted_at.is_some() {
+            (self.namespace_ends(&key.namespace).await?, Compilation::default(), None, Admission::default())
+        } else {
+            let (compilation, recovered) = self.compilation(key, &facts);
+            let admission = self.admission(key, &facts, &compilation).await?;
+            (false, compilation, recovered, admission)
+        };
+        let read = facts.into_read();
+        let observed = Observed {
+            secrets,
+            namespace_ends,
+            compilation,
+            recovered,
+            admission,
+            reports,
+            history,
+            live_written_ms,
+            slos,
+            ..objects
+        };
+        Ok((observed, read))
     }
 
-    /// What the workers say: from a moment ago where a person waits, else asked now.
+    /// What the workers say: from a moment ago where a person waits, else asked now. `from`: the slice from which on each is
+    /// to tell for the SLOs, if there are any.
     async fn reports(
         &self,
         key: &Key,
-        names: &Names,
-        addresses: BTreeMap<u32, Address>,
+        facts: &Facts<'_>,
         lane: Lane,
+        from: Option<BTreeMap<u32, i64>>,
     ) -> BTreeMap<u32, WorkerReport> {
+        let addressed = facts.pods.iter().filter_map(|pod| {
+            let address = format!("{}:{CONTROL_PORT}", pod.address.as_ref()?);
+            Some((pod.ordinal, Address { uid: pod.uid.clone(), address }))
+        });
+        let addresses: BTreeMap<u32, Address> = addressed.collect();
         let (known, reported) = self.with(key, |memory| (memory.reports.clone(), memory.reported));
         let age = reported.map(|at| clock::instant().saturating_duration_since(at));
         let new_enough = if lane == Lane::Edit { OBSERVE * 2 } else { FRESH };
-        if addresses.is_empty() || age.is_some_and(|age| age < new_enough) {
+        if age.is_some_and(|age| age < new_enough) {
             let same = |worker: &u32, uid: &str| addresses.get(worker).is_some_and(|address| address.uid == uid);
             let known = known.into_iter().filter(|(worker, (uid, _))| same(worker, uid));
             return known.map(|(worker, (_, report))| (worker, report)).collect();
         }
-        let config = match self.writer.client_of(names, key, &self.clients).await {
+        let asked = !addresses.is_empty();
+        let answered = self.ask(key, facts, addresses, from.as_ref()).await;
+        // Nobody answers for a pod that has no address yet.
+        let silence = from.into_iter().flatten().map(|(worker, _)| (worker, Answer::Silence));
+        let mut answers: BTreeMap<u32, Answer> = silence.collect();
+        let mut reports = BTreeMap::new();
+        for (worker, (uid, report, answer)) in answered {
+            answers.extend(answer.map(|answer| (worker, answer)));
+            reports.insert(worker, (uid, report));
+        }
+        let ready: Vec<u32> = facts.pods.iter().filter(|pod| pod.ready).map(|pod| pod.ordinal).collect();
+        let unreachable = ready.iter().filter(|worker| !reports.contains_key(worker)).count();
+        self.slos.hear(key, &answers, ready.len(), unreachable);
+        let known = reports.clone();
+        let reports = reports.into_iter().map(|(worker, (_, report))| (worker, report)).collect();
+        if asked {
+            let terms = Terms::of(facts, &self.settings);
+            self.with(key, |memory| {
+                memory.reports = known;
+                memory.reported = Some(clock::instant());
+                match terms {
+                    Some(terms) => memory.history.note(sample(facts, &reports, clock::now().ms()), &terms),
+                    None => memory.history = History::default(),
+                }
+            });
+        }
+        reports
+    }
+
+    /// The workers that answer, each with the uid of its pod.
+    async fn ask(
+        &self,
+        key: &Key,
+        facts: &Facts<'_>,
+        addresses: BTreeMap<u32, Address>,
+        from: Option<&BTreeMap<u32, i64>>,
+    ) -> BTreeMap<u32, (String, WorkerReport, Option<Answer>)> {
+        if addresses.is_empty() {
+            return BTreeMap::new();
+        }
+        let config = match self.writer.client_of(&facts.names, key, &self.clients).await {
             Ok(Some(config)) => config,
             Ok(None) => return BTreeMap::new(),
             Err(error) => {
@@ -151,36 +234,52 @@ impl Reconciler {
         let mut asked = JoinSet::new();
         for (worker, Address { uid, address }) in addresses {
             let config = Arc::clone(&config);
-            asked.spawn(async move { (worker, uid, workers::report(config, &address).await) });
+            let from = from.and_then(|from| from.get(&worker)).copied();
+            asked.spawn(async move { (worker, uid, workers::report(config, &address, from).await) });
         }
-        let mut reports = BTreeMap::new();
+        let mut answered = BTreeMap::new();
         for (worker, uid, report) in asked.join_all().await {
             match report {
-                Ok(report) => drop(reports.insert(worker, (uid, report))),
+                Ok((report, answer)) => drop(answered.insert(worker, (uid, report, answer))),
                 Err(error) => tracing::debug!(%key, worker, error = format!("{error:#}"), "a worker did not answer"),
             }
         }
-        self.with(key, |memory| {
-            memory.reports = reports.clone();
-            memory.reported = Some(clock::instant());
-        });
-        reports.into_iter().map(|(worker, (_, report))| (worker, report)).collect()
+        answered
     }
 
-    /// What became of this spec. What was applied is never compiled again.
-    fn compilation(&self, key: &Key, observed: &Observed) -> Compilation {
-        let facts = Facts::of(observed);
+    /// What became of this spec, or first of the one that runs, if its plan was lost. What was applied is never compiled
+    /// again otherwise.
+    fn compilation(&self, key: &Key, facts: &Facts<'_>) -> (Compilation, Option<Value>) {
+        if let Some((fingerprint, pipeline)) = questions::lost_plan(facts)
+            && self.with(key, |memory| memory.unrecoverable.as_ref() != Some(&fingerprint))
+        {
+            match self.asked(key, &compile::request(&pipeline, None)) {
+                Compilation::Pending => return (Compilation::Pending, None),
+                Compilation::Done(compiled) if compiled.fingerprint == fingerprint => {
+                    return (Compilation::Pending, compiled.plan);
+                }
+                Compilation::Done(_) | Compilation::Failed(_) => {
+                    tracing::warn!(%key, fingerprint, "the plan that runs was lost, and this release makes another one");
+                    self.with(key, |memory| memory.unrecoverable = Some(fingerprint));
+                }
+            }
+        }
         if facts.parsed.is_err() {
-            return Compilation::Pending;
+            return (Compilation::Pending, None);
         }
-        if let Some(compiled) = questions::compiled_before(&facts) {
-            return Compilation::Done(Box::new(compiled));
+        if let Some(compiled) = questions::compiled_before(facts) {
+            self.compiler.forget(key);
+            return (Compilation::Done(Box::new(compiled)), None);
         }
-        let request = compile::request(&observed.pipeline, questions::running_plan(&facts));
-        let (compilation, to_be_made) = self.compiler.known(key, &request);
-        if to_be_made {
+        (self.asked(key, &compile::request(&facts.observed.pipeline, questions::running_plan(facts))), None)
+    }
+
+    /// What the compiler has answered, which is asked if it was not.
+    fn asked(&self, key: &Key, request: &CompileRequest) -> Compilation {
+        let (compilation, question) = self.compiler.known(key, request);
+        if let Some(question) = question {
             self.metrics.compilations.inc();
-            if self.compilations.try_send((key.clone(), request)).is_err() {
+            if self.questions.try_send(question).is_err() {
                 // There are many; it is asked for again at the next look.
                 self.compiler.forget(key);
             }
@@ -188,16 +287,19 @@ impl Reconciler {
         compilation
     }
 
-    /// What the API server says of the pods, once for each template.
-    async fn admission(&self, key: &Key, names: &Names, observed: &Observed) -> anyhow::Result<Admission> {
-        let facts = Facts::of(observed);
-        let Some(candidate) = questions::candidate(&facts, &self.settings) else { return Ok(Admission::Untried) };
+    /// What the API server says of the pods, once for each template; where they stand as they shall be, it has said so.
+    async fn admission(&self, key: &Key, facts: &Facts<'_>, compilation: &Compilation) -> anyhow::Result<Admission> {
+        let candidate = questions::candidate(facts, compilation, &self.settings);
+        let Some(candidate) = candidate else { return Ok(Admission::Untried) };
+        if questions::stands(facts, &candidate) {
+            return Ok(Admission::Accepted);
+        }
         let digest = millrace_operator_core::names::digest(&candidate);
         let known = self.with(key, |memory| memory.admission.clone());
         if let Some((_, admission)) = known.filter(|(of, _)| *of == digest) {
             return Ok(admission);
         }
-        let said = self.writer.dry_run(names, &candidate).await.context("try the pods out")?;
+        let said = self.writer.dry_run(&facts.names, &candidate).await.context("try the pods out")?;
         let admission = said.map_or(Admission::Accepted, Admission::Refused);
         self.with(key, |memory| memory.admission = Some((digest, admission.clone())));
         Ok(admission)
@@ -213,8 +315,7 @@ impl Reconciler {
         }
     }
 
-    async fn apply(&self, facts: &Facts<'_>, decision: &Decision) -> anyhow::Result<()> {
-        let names = &facts.names;
+    async fn apply(&self, names: &Names, decision: &Decision) -> anyhow::Result<()> {
         let owner = json!({
             "apiVersion": millrace_crds::pipeline::API_VERSION,
             "kind": millrace_crds::pipeline::KIND,
@@ -230,18 +331,31 @@ impl Reconciler {
         Ok(())
     }
 
-    async fn status(&self, key: &Key, facts: &Facts<'_>, decision: &Decision) -> anyhow::Result<()> {
+    async fn status(&self, key: &Key, names: &Names, decision: &Decision) -> anyhow::Result<()> {
         if let Some(status) = &decision.status {
             self.metrics.writes.with_label_values(&["status"]).inc();
-            self.writer.status(&facts.names, status).await?;
+            self.writer.status(names, status).await?;
             self.with(key, |memory| memory.live_written_ms = Some(clock::now().ms()));
         }
         for event in &decision.events {
             tracing::info!(%key, reason = event.reason, note = event.note, "transition");
             self.metrics.transitions.with_label_values(&[event.reason.as_str()]).inc();
-            self.writer.say(&facts.names, event).await;
+            self.writer.say(names, event).await;
         }
         Ok(())
+    }
+
+    /// Looks at the Savepoints of a Pipeline that is not there, or at those that were imported.
+    async fn alone(&self, key: &Key) -> anyhow::Result<Option<Duration>> {
+        let savepoints = self.cache.savepoints(key);
+        if savepoints.is_empty() {
+            return Ok(None);
+        }
+        let decision = decide_alone(&savepoints, clock::now());
+        let names = Names { namespace: key.namespace.clone(), pipeline: key.name.clone(), uid: String::new() };
+        self.apply(&names, &decision).await?;
+        self.status(key, &names, &decision).await?;
+        Ok(decision.again_ms.map(Duration::from_millis))
     }
 
     fn remember(&self, key: &Key, facts: &Facts<'_>) {
@@ -253,8 +367,12 @@ impl Reconciler {
     /// The Pipeline is not there any more, and with it all that Kubernetes had of it.
     async fn gone(&self, key: &Key) {
         let memory = self.memory.lock().expect("nobody panics while it holds the lock").remove(key);
+        if memory.as_ref().is_some_and(|memory| memory.looked_at) {
+            self.metrics.looked_at.dec();
+        }
         self.compiler.forget(key);
         self.clients.forget(key);
+        self.slos.forget(key);
         if let Some((names, prefix)) = memory.and_then(|memory| memory.was) {
             let note = format!(
                 "internal topics and groups that start with '{prefix}-' stay, unless they were deleted; applied again, the pipeline goes on where it was"
@@ -273,12 +391,27 @@ impl Reconciler {
     }
 }
 
+/// When something was written last that is written at most so often, for an operator that has just begun and cannot know: for each Pipeline at
+/// another time of the last interval, so that a thousand of them are not written at once.
+fn sometime(key: &Key, every_ms: i64) -> i64 {
+    let ago_ms = fnv1a(key.to_string().as_bytes()) % every_ms.unsigned_abs();
+    clock::now().ms() - ago_ms as i64
+}
+
+/// Whether it writes the books of SLOs down.
+fn is_books(action: &Action, names: &Names) -> bool {
+    matches!(action, Action::Put { object, .. } if object["kind"] == "ConfigMap" && object["metadata"]["name"] == names.slos())
+}
+
 fn label(action: &Action) -> &'static str {
     match action {
         Action::Put { .. } => "put",
         Action::Delete { .. } => "delete",
         Action::Certify(_) => "certify",
         Action::Push { .. } => "push",
+        Action::LetGo { .. } => "let_go",
+        Action::Scale { .. } => "scale",
         Action::SetFinalizers { .. } => "finalizers",
+        Action::SavepointStatus { .. } => "savepoint",
     }
 }

@@ -7,11 +7,15 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
+use hyper::client::conn::http1::SendRequest;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use millrace_core::assignment::Assignment;
 use millrace_core::report::WorkerReport;
+use millrace_core::slices::SlicesReport;
 use millrace_operator_core::names::WORKER_HOST;
+use millrace_operator_core::slo::books::Answer;
+use rustls::client::Resumption;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -23,8 +27,8 @@ use crate::cache::Key;
 
 /// For a whole call. A worker that does not answer is unreachable, and is asked again at the next look.
 const CALL: Duration = Duration::from_secs(3);
-/// Longest report.
-const REPORT_BYTES_MAX: usize = 4 << 20;
+/// Longest report. Five minutes of slices of 64 tasks are 0.8 MB, and 13 where rows of every age are in each.
+const REPORT_BYTES_MAX: usize = 16 << 20;
 
 /// How a Pipeline's workers are talked to, by the version of its authority's Secret.
 #[derive(Default)]
@@ -65,20 +69,33 @@ fn config(identity: &Identity) -> anyhow::Result<ClientConfig> {
     let chain: Vec<_> = CertificateDer::pem_slice_iter(&identity.certificate).collect::<Result<_, _>>()?;
     let key = PrivateKeyDer::from_pem_slice(&identity.key)?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
+    let mut config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_root_certificates(roots)
         .with_client_auth_cert(chain, key)?;
+    // Sessions are kept by the server's name, which all workers have: one that another has given is of no use.
+    config.resumption = Resumption::disabled();
     Ok(config)
 }
 
-/// Asks a worker how it is.
-pub async fn report(config: Arc<ClientConfig>, address: &str) -> anyhow::Result<WorkerReport> {
-    let (status, body) = call(config, address, Method::GET, "/v1/status", Bytes::new()).await?;
+/// Asks a worker how it is, and for its slices from one on if they are wanted.
+pub async fn report(
+    config: Arc<ClientConfig>,
+    address: &str,
+    from: Option<i64>,
+) -> anyhow::Result<(WorkerReport, Option<Answer>)> {
+    let mut connection = within(address, Connection::open(config, address)).await?;
+    let (status, body) = within(address, connection.send(Method::GET, "/v1/status", Bytes::new())).await?;
     if status != StatusCode::OK {
         bail!("{address} answered {status}");
     }
-    serde_json::from_slice(&body).with_context(|| format!("read the report of {address}"))
+    let report = serde_json::from_slice(&body).with_context(|| format!("read the report of {address}"))?;
+    let Some(from) = from else { return Ok((report, None)) };
+    let answer = within(address, connection.slices(from)).await.unwrap_or_else(|error| {
+        tracing::debug!(address, error = format!("{error:#}"), "a worker did not tell its slices");
+        Answer::Silence
+    });
+    Ok((report, Some(answer)))
 }
 
 /// Gives a worker its assignment. One that has a newer one keeps it, and tells of it in its report.
@@ -91,6 +108,14 @@ pub async fn assign(config: Arc<ClientConfig>, address: &str, assignment: &Assig
     }
 }
 
+/// Tells a worker that nobody will take its tasks when it is told to end.
+pub async fn let_go(config: Arc<ClientConfig>, address: &str) -> anyhow::Result<()> {
+    match call(config, address, Method::PUT, "/v1/let-go", Bytes::new()).await? {
+        (StatusCode::OK, _) => Ok(()),
+        (status, _) => bail!("{address} answered {status}"),
+    }
+}
+
 async fn call(
     config: Arc<ClientConfig>,
     address: &str,
@@ -98,25 +123,56 @@ async fn call(
     path: &str,
     body: Bytes,
 ) -> anyhow::Result<(StatusCode, Bytes)> {
-    let exchange = async {
+    let exchange = async { Connection::open(config, address).await?.send(method, path, body).await };
+    within(address, exchange).await
+}
+
+async fn within<T>(address: &str, exchange: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::time::timeout(CALL, exchange).await.with_context(|| format!("{address} did not answer"))?
+}
+
+struct Connection<'a> {
+    address: &'a str,
+    sender: SendRequest<Full<Bytes>>,
+    /// It is worked on beside the requests, and ends with them.
+    _beside: JoinSet<hyper::Result<()>>,
+}
+
+impl<'a> Connection<'a> {
+    async fn open(config: Arc<ClientConfig>, address: &'a str) -> anyhow::Result<Self> {
         let tcp = TcpStream::connect(address).await.with_context(|| format!("connect to {address}"))?;
         let host = ServerName::try_from(WORKER_HOST)?;
         let tls = TlsConnector::from(config).connect(host, tcp).await.with_context(|| format!("greet {address}"))?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(tls)).await?;
-        // The connection is worked on beside the request, and ends with it.
+        let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(tls)).await?;
         let mut beside = JoinSet::new();
         beside.spawn(connection);
+        Ok(Self { address, sender, _beside: beside })
+    }
+
+    async fn send(&mut self, method: Method, path: &str, body: Bytes) -> anyhow::Result<(StatusCode, Bytes)> {
         let request = Request::builder()
             .method(method)
             .uri(path)
             .header("host", WORKER_HOST)
             .header("content-type", "application/json")
             .body(Full::new(body))?;
-        let response = sender.send_request(request).await?;
+        self.sender.ready().await?;
+        let response = self.sender.send_request(request).await?;
         let status = response.status();
         let body = http_body_util::Limited::new(response.into_body(), REPORT_BYTES_MAX).collect().await;
-        let body = body.map_err(|error| anyhow::anyhow!("read the answer of {address}: {error}"))?;
+        let body = body.map_err(|error| anyhow::anyhow!("read the answer of {}: {error}", self.address))?;
         Ok((status, body.to_bytes()))
-    };
-    tokio::time::timeout(CALL, exchange).await.with_context(|| format!("{address} did not answer"))?
+    }
+
+    async fn slices(&mut self, from: i64) -> anyhow::Result<Answer> {
+        let (status, body) = self.send(Method::GET, &format!("/v1/slices?from={from}"), Bytes::new()).await?;
+        match status {
+            StatusCode::OK => {
+                let report: SlicesReport = serde_json::from_slice(&body).context("read slices")?;
+                Ok(Answer::Slices(report))
+            }
+            StatusCode::NOT_FOUND => Ok(Answer::Mute),
+            status => bail!("{} answered {status}", self.address),
+        }
+    }
 }

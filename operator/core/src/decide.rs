@@ -12,29 +12,41 @@
 //!
 //! Caches may be old. What must not happen on old knowledge is written **over the version of the object that was judged**,
 //! so that the API server refuses it: the StatefulSet gets another plan only over a version that has no pods.
+//! So too with the first plan, or the one after the ConfigMap got lost: an empty ConfigMap is there before, and the
+//! StatefulSet is written before, even as it is. And pods start only over the version of the StatefulSet that the ConfigMap
+//! names, so that one who has not heard of a new plan does not start the former one.
 //!
 //! The Pipeline is another object than that ConfigMap, so a write of it may land after its spec was undone. The plan is then
 //! applied all the same, and left again as any other is for another one.
 
+use millrace_core::ids::Timeline;
 use millrace_crds::pipeline::{DesiredState, PipelineSpec};
 use millrace_crds::timestamp::Timestamp;
 use serde_json::Value;
 
 use crate::decision::{Action, Decision, Event};
-use crate::facts::{Applied, Facts};
-use crate::names::{FINALIZER, RENDERED};
+use crate::facts::{Applied, Facts, Restored};
+use crate::names::{FINALIZER, RENDERED, SUBJECT};
 use crate::observed::Observed;
-use crate::render::{Run, Source};
+use crate::render::{PROMETHEUS_RULE, Run, Source};
 use crate::settings::Settings;
 use crate::status::{self, Outlook, Spoken};
+use restore::Wish;
+use savepoints::Said;
 use validate::{Valid, Verdict};
 
+mod autoscale;
 mod deletion;
+mod leaving;
 mod maintain;
+mod moves;
 mod preflight;
+mod restore;
+mod savepoints;
 mod validate;
 
 pub use preflight::backoff_ms;
+pub use savepoints::decide_alone;
 pub use validate::{annotations, spec_of};
 
 /// How often a pipeline is looked at although nothing has changed.
@@ -44,30 +56,42 @@ const SOON_MS: u64 = 2_000;
 
 /// Decides what to do about one Pipeline.
 pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decision {
-    let facts = Facts::of(observed);
+    decide_on(&Facts::of(observed), settings, now)
+}
+
+/// The same, where the facts are at hand.
+pub fn decide_on(facts: &Facts<'_>, settings: &Settings, now: Timestamp) -> Decision {
     if facts.deleted_at.is_some() {
-        return deletion::decide(&facts, settings, now);
+        return deletion::decide(facts, settings, now);
     }
-    if observed.namespace_ends {
+    if facts.observed.namespace_ends {
         return Decision::default();
     }
-    let verdict = validate::verdict(&facts, settings);
-    let mut round = Round::new(&facts, settings, now);
-    round.outlook.available_version = available_version(&facts, settings);
+    let verdict = validate::verdict(facts, settings);
+    let mut round = Round::new(facts, settings, now);
+    round.outlook.available_version = available_version(facts, settings);
     round.hold();
     if facts.has_former() {
         round.outlook.progress("FormerPipeline", "what a former pipeline of this name has left is on its way out");
         round.again_in(SOON_MS);
     } else {
         round.desired(&verdict);
+        round.savepoints();
+        round.keep_books();
+        round.keep_rules();
+        if !matches!(verdict, Verdict::Pending) {
+            round.abandon();
+            round.sweep_jobs();
+        }
     }
+    round.autoscale();
     let Round { actions, mut events, outlook, again_ms, .. } = round;
-    let Some(spoken) = spoken(&verdict, &facts) else {
+    let Some(spoken) = spoken(&verdict, facts) else {
         return Decision { actions, status: None, events, again_ms: again_ms.or(Some(RESYNC_MS)) };
     };
-    let status = status::status(&facts, &spoken, &outlook, now);
+    let status = status::status(facts, &spoken, &outlook, now);
     events.extend(status::transitions(&facts.status, &status));
-    let (status, later_ms) = status::worth_writing(&facts, status, now);
+    let (status, later_ms) = status::worth_writing(facts, status, now);
     let again_ms = [again_ms, later_ms].into_iter().flatten().min().unwrap_or(RESYNC_MS);
     Decision { actions, status, events, again_ms: Some(again_ms) }
 }
@@ -103,15 +127,27 @@ struct Round<'a> {
     events: Vec<Event>,
     outlook: Outlook,
     again_ms: Option<u64>,
-    /// What preflights were asked for.
-    asked: Vec<String>,
+    /// Component and subject of the Jobs that were asked for.
+    asked: Vec<(&'static str, String)>,
+    /// What was found out about a Savepoint, by its uid.
+    said: Option<(String, Said)>,
 }
 
 impl<'a> Round<'a> {
     fn new(facts: &'a Facts<'a>, settings: &'a Settings, now: Timestamp) -> Self {
         let source = Source { names: &facts.names, settings };
-        let (actions, events, outlook, asked) = (Vec::new(), Vec::new(), Outlook::default(), Vec::new());
-        Self { facts, source, settings, now, actions, events, outlook, again_ms: None, asked }
+        Self {
+            facts,
+            source,
+            settings,
+            now,
+            actions: Vec::new(),
+            events: Vec::new(),
+            outlook: Outlook::default(),
+            again_ms: None,
+            asked: Vec::new(),
+            said: None,
+        }
     }
 
     /// A Pipeline that leaves something outside of the cluster which shall go with it is kept until that is gone. One
@@ -127,7 +163,40 @@ impl<'a> Round<'a> {
             true => finalizers.push(FINALIZER.to_owned()),
             false => finalizers.retain(|name| name != FINALIZER),
         }
-        self.actions.push(Action::SetFinalizers { finalizers, over: self.facts.resource_version.clone() });
+        let over = self.facts.resource_version.clone();
+        self.actions.push(Action::SetFinalizers { savepoint: None, finalizers, over });
+    }
+
+    /// Writes the books of the SLOs down when it is time, and removes them with the last SLO.
+    fn keep_books(&mut self) {
+        if let Some(text) = self.facts.observed.slos.as_ref().and_then(|said| said.books.as_ref()) {
+            return self.put(self.source.books(text));
+        }
+        let none = self.facts.parsed.as_ref().is_ok_and(|pipeline| pipeline.spec.slos.is_empty());
+        if let Some(left) = self.facts.child("ConfigMap", &self.facts.names.slos()).filter(|_| none) {
+            self.delete(left);
+        }
+    }
+
+    /// Prometheus watches what the spec says, also while the pipeline does not run. Rules are large, so that caches do not
+    /// keep them, and they are not made anew at each look: what they were made from is written at them.
+    fn keep_rules(&mut self) {
+        let Ok(pipeline) = &self.facts.parsed else { return };
+        let (rules, name) = (&self.settings.rules, self.facts.names.rules());
+        if !rules.enabled {
+            let left = self.facts.child("ConfigMap", &name);
+            return left.into_iter().for_each(|left| self.delete(left));
+        }
+        let subject = self.source.rules_subject(&pipeline.spec.slos);
+        let lacks = |kind: &str| {
+            let there = self.facts.child(kind, &name);
+            there.is_none_or(|there| there["metadata"]["annotations"][SUBJECT] != subject.as_str())
+        };
+        let (map, own) = (lacks("ConfigMap"), rules.prometheus_rules() && lacks(PROMETHEUS_RULE.1));
+        if map || own {
+            let made = self.source.rules(&pipeline.spec.slos, &subject);
+            made.into_iter().zip([map, own]).filter(|(_, lacks)| *lacks).for_each(|(object, _)| self.put_over(object));
+        }
     }
 
     fn desired(&mut self, verdict: &Verdict<'_>) {
@@ -140,38 +209,75 @@ impl<'a> Round<'a> {
             // Nothing runs, and what shall run is not known.
             (_, None) => {}
         }
-        if !matches!(verdict, Verdict::Pending) {
-            self.sweep_jobs();
-        }
     }
 
     /// Nothing was applied yet, or it was lost.
     fn first(&mut self, valid: &Valid<'_>) {
         self.outlook.desired_replicas = replicas(&valid.pipeline.spec);
+        let wish = restore::wish(self.facts, &valid.pipeline.spec);
         let (connection, run_objects) = self.pods_need(&valid.spec, Some(valid.plan));
-        let run = valid.run(self.version(None, &valid.pipeline.spec), &connection);
         let account = self.source.service_account(&valid.pipeline.spec);
         run_objects.into_iter().chain([account]).for_each(|object| self.put(object));
-        if self.missing_secrets(&valid.pipeline.spec) || self.certify() {
+        // A plan is applied over it, never by creating it: that could have been decided before it was there and got lost.
+        let nothing = self.source.applied(None, self.facts.reserved.as_ref());
+        let may_apply = self.seen(&nothing).is_some();
+        let given = match &wish {
+            Wish::Restore(wanted) => match self.timeline(wanted, None, valid.plan.0, &connection) {
+                None => return,
+                given => given,
+            },
+            _ if !may_apply => {
+                self.put(nothing);
+                None
+            }
+            _ => None,
+        };
+        let timeline = given.as_ref().map_or_else(|| restore::known_timeline(self.facts), |(timeline, _)| *timeline);
+        let run = valid.run(self.version(None, &valid.pipeline.spec), &connection, timeline);
+        if self.missing_secrets(&valid.pipeline.spec) || self.certify() || !self.knows_savepoint(&wish, &run) {
             return;
         }
-        let Some(report) = self.preflight(&run) else { return };
-        if self.facts.runs_other(run.fingerprint) && !self.stop_pods(&run) {
-            return self.outlook.progress("NewPlan", "the pods of the former plan stop");
+        let (report, checked) = (self.preflight(&run), self.checked(&wish, &given, &run));
+        let Some(report) = report.filter(|_| checked) else { return };
+        if !may_apply {
+            return self.outlook.progress("NewPlan", "a plan is about to be applied");
         }
         let newest = report.newest_plan.as_ref();
+        if let (Wish::Restore(wanted), Some((timeline, subject))) = (&wish, &given) {
+            if !self.stop_pods(&run) {
+                return self.outlook.progress("NewPlan", "the pods of the former plan stop");
+            }
+            if !self.restores(wanted, false, subject, &run) {
+                return;
+            }
+            self.put_over(self.source.stateful_set(&run, 0));
+            let accepts = wanted.accepts(&valid.compiled.state_fingerprint);
+            let history = (*timeline, wanted.restored(self));
+            return self.apply_plan(valid, newest.map_or(0, |newest| newest.plan) + 1, accepts, history);
+        }
+        // What was lost may have been on a later one.
+        let timeline = newest.map_or(timeline, |newest| newest.timeline.max(timeline));
+        let run = Run { timeline, ..run };
+        if !self.is_clear(&run) {
+            return self.outlook.progress("NewPlan", "the pods of the former plan stop");
+        }
+        // Over the version that was judged, as with any plan; one that is not seen may be there, with pods of another plan.
+        let set = self.facts.stateful_set.as_ref().map(|set| &set.value);
+        let there = set.filter(|set| set.plan == run.history()).map_or(0, |set| set.replicas);
+        self.put_over(self.source.stateful_set(&run, there));
         let plan = match newest {
             Some(newest) if newest.fingerprint == valid.compiled.fingerprint => newest.plan,
             newest => newest.map_or(0, |newest| newest.plan) + 1,
         };
-        let placed = self.facts.placed.as_ref().filter(|placed| placed.value.fingerprint == run.fingerprint);
+        let placed = self.facts.placed.as_ref().filter(|placed| placed.value.fingerprint == run.history());
         let accepts = placed.and_then(|placed| Some(placed.value.assignment.as_ref()?.accepts.clone()));
-        self.apply_plan(valid, plan, accepts.unwrap_or_default());
+        self.apply_plan(valid, plan, accepts.unwrap_or_default(), (timeline, restore::done(self.facts)));
     }
 
     /// Something runs, and the spec is valid: the same plan, or another.
     fn next(&mut self, valid: &Valid<'_>, applied: &Applied, spec: &PipelineSpec) {
-        let same_plan = applied.fingerprint == valid.compiled.fingerprint;
+        let wish = restore::wish(self.facts, &valid.pipeline.spec);
+        let same_plan = applied.fingerprint == valid.compiled.fingerprint && matches!(wish, Wish::Nothing);
         let (connection, objects) = self.pods_need(&valid.spec, Some(valid.plan));
         let (runs, _) = self.source.connection(&applied.spec, &validate::annotations(self.facts));
         if same_plan && connection == runs {
@@ -179,35 +285,66 @@ impl<'a> Round<'a> {
             return self.maintain(applied, &valid.pipeline.spec);
         }
         objects.into_iter().for_each(|object| self.put(object));
-        let run = valid.run(self.version(Some(applied), &valid.pipeline.spec), &connection);
         // What does not touch the plan is heeded although the plan has to wait.
         let PipelineSpec { replicas, desired_state, .. } = valid.pipeline.spec;
         let spec = &PipelineSpec { replicas, desired_state, ..spec.clone() };
-        let missing = self.missing_secrets(&valid.pipeline.spec);
-        let Some(report) = (!missing).then(|| self.preflight(&run)).flatten() else {
-            return self.maintain(applied, spec);
+        let given = match &wish {
+            Wish::Restore(wanted) => match self.timeline(wanted, Some(applied), valid.plan.0, &connection) {
+                None => return self.maintain(applied, spec),
+                given => given,
+            },
+            _ => None,
         };
+        let timeline = given.as_ref().map_or(applied.timeline, |(timeline, _)| *timeline);
+        let run = valid.run(self.version(Some(applied), &valid.pipeline.spec), &connection, timeline);
+        if self.missing_secrets(&valid.pipeline.spec) || !self.knows_savepoint(&wish, &run) {
+            return self.maintain(applied, spec);
+        }
+        let (report, checked) = (self.preflight(&run), self.checked(&wish, &given, &run));
+        let Some(report) = report.filter(|_| checked) else { return self.maintain(applied, spec) };
         if same_plan {
             self.remember(valid, applied);
             return self.maintain(applied, spec);
         }
-        if valid.must_drain() && !self.drained() {
+        if let Some(savepoint) = self.must_wait_for(spec) {
+            self.outlook.progress("Saving", format!("the edit waits until Savepoint {} is made", savepoint.name));
+            return self.maintain(applied, spec);
+        }
+        if given.is_none() && valid.must_drain() && !self.drained() {
             return self.drain_first(applied, spec);
         }
         self.outlook.desired_replicas = self::replicas(spec);
-        let former = Run { spec, version: &applied.version, fingerprint: &applied.fingerprint, connection: &runs };
-        if !self.stop_pods(&former) {
+        if !self.stop_pods(&applied.run(spec, &runs)) {
             return self.outlook.progress("NewPlan", "the pods of the former plan stop");
         }
-        // Over the version that has no pods: were it an old one, the plan would not be applied either.
-        self.put(self.source.stateful_set(&run, 0));
-        let mut accepts = applied.accepts.clone();
-        if applied.state_fingerprint != valid.compiled.state_fingerprint {
-            accepts.push(applied.state_fingerprint.clone());
-        }
         // After a restore from a backup the control log may know of newer ones.
-        let newest = report.newest_plan.map_or(0, |newest| newest.plan);
-        self.apply_plan(valid, applied.plan.max(newest) + 1, accepts);
+        let plan = applied.plan.max(report.newest_plan.map_or(0, |newest| newest.plan)) + 1;
+        let own = &valid.compiled.state_fingerprint;
+        let (accepts, history) = match (&wish, &given) {
+            (Wish::Restore(wanted), Some((timeline, subject))) => {
+                if !self.restores(wanted, false, subject, &run) {
+                    return;
+                }
+                (wanted.accepts(own), (*timeline, wanted.restored(self)))
+            }
+            _ => {
+                let former = Some(&applied.state_fingerprint).filter(|former| *former != own);
+                let accepts = applied.accepts.iter().chain(former).cloned().collect();
+                (accepts, (applied.timeline, applied.restored.clone()))
+            }
+        };
+        // Over the version that has no pods, even where it has this template already: were it an old one, the plan would not be
+        // applied either.
+        self.put_over(self.source.stateful_set(&run, 0));
+        self.apply_plan(valid, plan, accepts, history);
+    }
+
+    /// Whether a restore that is wanted can be done.
+    fn checked(&mut self, wish: &Wish<'_>, given: &Option<(Timeline, String)>, run: &Run<'_>) -> bool {
+        match (wish, given) {
+            (Wish::Restore(wanted), Some((_, subject))) => self.restores(wanted, true, subject, run),
+            _ => true,
+        }
     }
 
     /// The rows that wait in the former plan leave before the new one is applied.
@@ -223,7 +360,8 @@ impl<'a> Round<'a> {
     }
 
     /// The point of no return of a new plan.
-    fn apply_plan(&mut self, valid: &Valid<'_>, plan: u64, accepts: Vec<String>) {
+    fn apply_plan(&mut self, valid: &Valid<'_>, plan: u64, accepts: Vec<String>, history: (Timeline, Vec<Restored>)) {
+        let (timeline, restored) = history;
         let before = self.facts.applied.as_ref();
         let applied = Applied {
             generation: self.facts.generation,
@@ -233,8 +371,15 @@ impl<'a> Round<'a> {
             state_fingerprint: valid.compiled.state_fingerprint.clone(),
             accepts,
             version: self.version(before.map(|kept| &kept.value), &valid.pipeline.spec).to_owned(),
+            timeline,
+            restored,
+            start: None,
         };
-        self.put(self.source.applied(&applied));
+        if let Some(restored) = applied.restored.last().filter(|restored| restored.at == self.now) {
+            let note = format!("Savepoint {} was restored on timeline {timeline}", restored.savepoint);
+            self.events.push(Event::normal("Restored", note));
+        }
+        self.put_applied(&applied);
         self.events.push(Event::normal("PlanApplied", format!("plan {plan} ({}) was applied", applied.fingerprint)));
         self.outlook.progress("NewPlan", "a plan was applied");
     }
@@ -245,8 +390,13 @@ impl<'a> Round<'a> {
         let next = Applied { generation: self.facts.generation, spec: valid.spec.clone(), version, ..applied.clone() };
         if next != *applied {
             self.outlook.progress("Applying", "the edit is taken over");
-            self.put(self.source.applied(&next));
+            self.put_applied(&next);
         }
+    }
+
+    /// The timeline that a restore was given stays written down.
+    fn put_applied(&mut self, applied: &Applied) {
+        self.put(self.source.applied(Some(applied), self.facts.reserved.as_ref()));
     }
 
     /// The runtime's version: the spec's, else the one that was pinned at the first start, else the chart's.
@@ -265,19 +415,33 @@ impl<'a> Round<'a> {
         (connection, plan.into_iter().chain([object]).collect())
     }
 
+    /// What is seen of an object that is about to be written.
+    fn seen(&self, object: &Value) -> Option<&'a Value> {
+        let (kind, name) = (object["kind"].as_str().unwrap_or_default(), object["metadata"]["name"].as_str());
+        self.facts.child(kind, name.unwrap_or_default())
+    }
+
     /// A write, unless the object is there as it was rendered.
     fn put(&mut self, object: Value) {
-        let (kind, name) = (object["kind"].as_str().unwrap_or_default(), object["metadata"]["name"].as_str());
-        let seen = self.facts.child(kind, name.unwrap_or_default());
         let rendered = |object: &Value| object["metadata"]["annotations"][RENDERED].clone();
-        if seen.is_some_and(|seen| rendered(seen) == rendered(&object) && !drifted(&object, seen)) {
-            return;
+        let is_there = |seen| rendered(seen) == rendered(&object) && !drifted(&object, seen);
+        if !self.seen(&object).is_some_and(is_there) {
+            self.put_over(object);
         }
+    }
+
+    /// A write even of what is there already: then nothing is changed, and the API server says if it is there no more.
+    fn put_over(&mut self, object: Value) {
+        let seen = self.seen(&object);
         let over = seen.map(|seen| seen["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned());
-        let action = Action::Put { object, over };
+        let id = |object: &Value| (object["kind"].clone(), object["metadata"]["name"].clone());
         // Twice over the same version, the second would be refused.
-        if !self.actions.contains(&action) {
-            self.actions.push(action);
+        let twice = self.actions.iter().any(|action| match action {
+            Action::Put { object: before, .. } => id(before) == id(&object),
+            _ => false,
+        });
+        if !twice {
+            self.actions.push(Action::Put { object, over });
         }
     }
 
@@ -296,7 +460,7 @@ impl<'a> Round<'a> {
     }
 
     fn missing_secrets(&mut self, spec: &PipelineSpec) -> bool {
-        let missing: Vec<String> = crate::render::secrets(&spec.kafka)
+        let missing: Vec<String> = crate::render::secrets(&spec.kafka, spec.state.storage.as_ref())
             .into_iter()
             .filter(|name| matches!(self.facts.observed.secrets.get(name), Some(None)))
             .collect();
@@ -337,7 +501,7 @@ fn replicas(spec: &PipelineSpec) -> u32 {
 }
 
 impl<'a> Valid<'a> {
-    fn run(&'a self, version: &'a str, connection: &'a str) -> Run<'a> {
-        Run { spec: &self.pipeline.spec, version, fingerprint: &self.compiled.fingerprint, connection }
+    fn run(&'a self, version: &'a str, connection: &'a str, timeline: Timeline) -> Run<'a> {
+        Run { spec: &self.pipeline.spec, version, fingerprint: &self.compiled.fingerprint, connection, timeline }
     }
 }

@@ -2,6 +2,7 @@
 
 use millrace_core::assignment::Assignment;
 use millrace_crds::pipeline::PipelineStatus;
+use millrace_crds::savepoint::SavepointStatus;
 use serde_json::Value;
 
 /// One decision about one Pipeline.
@@ -38,9 +39,27 @@ pub enum Action {
         address: String,
         assignment: Assignment,
     },
-    /// The whole list of the Pipeline's finalizers.
+    /// Nobody takes the tasks of a worker that leaves: it need not wait for that.
+    LetGo {
+        worker: u32,
+        address: String,
+    },
+    /// The number of workers that the autoscaler has chosen, through `/scale`, as a manager of its own.
+    Scale {
+        replicas: u32,
+        over: String,
+    },
+    /// The whole list of the finalizers of the Pipeline, or of a Savepoint.
     SetFinalizers {
+        savepoint: Option<String>,
         finalizers: Vec<String>,
+        over: String,
+    },
+    /// The whole status of a Savepoint.
+    SavepointStatus {
+        name: String,
+        uid: String,
+        status: Box<SavepointStatus>,
         over: String,
     },
 }
@@ -58,6 +77,8 @@ pub enum Certify {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     pub warning: bool,
+    /// Name and uid of the Savepoint that it is about; else it is about the Pipeline.
+    pub savepoint: Option<(String, String)>,
     /// One word.
     pub reason: String,
     /// One sentence.
@@ -66,10 +87,10 @@ pub struct Event {
 
 impl Event {
     pub fn normal(reason: &str, note: impl Into<String>) -> Self {
-        Self { warning: false, reason: reason.to_owned(), note: note.into() }
+        Self { warning: false, savepoint: None, reason: reason.to_owned(), note: note.into() }
     }
 
     pub fn warning(reason: &str, note: impl Into<String>) -> Self {
-        Self { warning: true, reason: reason.to_owned(), note: note.into() }
+        Self { warning: true, ..Self::normal(reason, note) }
     }
 }

@@ -1,21 +1,24 @@
 //! What of the observed objects a decision is about.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 
 use millrace_core::assignment::Assignment;
-use millrace_core::report::{CleanupReport, PreflightReport, WorkerReport};
+use millrace_core::ids::{Epoch, TaskId, Timeline};
+use millrace_core::report::WorkerReport;
 use millrace_crds::check::{self, Mistake};
-use millrace_crds::pipeline::{Pipeline, PipelineStatus};
+use millrace_crds::pipeline::{Pipeline, PipelineSpec, PipelineStatus};
 use millrace_crds::timestamp::Timestamp;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::names::{
-    ATTEMPT, CLEANUP, COMPONENT_LABEL, FINALIZER, Names, PLAN_LABEL, PREFLIGHT, SUBJECT, TEMPLATE_LABEL, UID_LABEL,
-    WORKER,
+    ATTEMPT, COMPONENT_LABEL, FINALIZER, Names, PLAN_LABEL, SUBJECT, TEMPLATE_LABEL, UID_LABEL, WORKER, history,
 };
 use crate::observed::Observed;
+use crate::render::Run;
+use crate::savepoint::{Saved, savepoints};
 
 /// What was applied last: the operator's memory, in a ConfigMap. A spec that came later and is not valid, or whose state
 /// does not fit, changes nothing of it.
@@ -34,24 +37,92 @@ pub struct Applied {
     pub accepts: Vec<String>,
     /// The runtime's version.
     pub version: String,
+    #[serde(default = "first_timeline", skip_serializing_if = "is_first")]
+    pub timeline: Timeline,
+    /// The restores that were done, the one that this timeline began with last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub restored: Vec<Restored>,
+    /// The version of the StatefulSet, without pods, over which pods of this plan may start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<String>,
+}
+
+const fn first_timeline() -> Timeline {
+    Timeline(1)
+}
+
+fn is_first(timeline: &Timeline) -> bool {
+    *timeline == first_timeline()
+}
+
+impl Applied {
+    /// What its pods run.
+    pub fn history(&self) -> String {
+        history(&self.fingerprint, self.timeline)
+    }
+
+    pub fn run<'a>(&'a self, spec: &'a PipelineSpec, connection: &'a str) -> Run<'a> {
+        let Self { version, fingerprint, timeline, .. } = self;
+        Run { spec, version, fingerprint, connection, timeline: *timeline }
+    }
+}
+
+/// A restore that was done: it is not done again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Restored {
+    /// Name of the Savepoint.
+    pub savepoint: String,
+    pub location: String,
+    pub attempt: u32,
+    pub at: Timestamp,
+}
+
+/// The timeline that was given to a restore, before it writes a word: no other one ever gets it, so that one which still
+/// runs on somewhere harms nobody.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Reserved {
+    pub timeline: Timeline,
+    /// Digest of what is restored into what.
+    pub subject: String,
 }
 
 /// The assignment, and what it was made from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Placed {
-    /// Of the plan.
+    /// What its pods run: [`history`].
     pub fingerprint: String,
     /// Tasks of each stage.
     pub stages: BTreeMap<String, i32>,
-    /// Workers 0 to below it have tasks.
+    /// How many workers had tasks when no task was on its way to another one, and how many tasks have moved since.
     pub workers: u32,
+    #[serde(default)]
+    pub moved: u32,
     /// All that the assignment was to drain has come out. Only what is written down here counts: that there are no pods
     /// does not mean that no row waits.
     #[serde(default)]
     pub drained: bool,
+    /// The epochs at which tasks were cut for the assignment's savepoint, as their workers said.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cut: Vec<(TaskId, Epoch)>,
     #[serde(skip)]
     pub assignment: Option<Assignment>,
+}
+
+impl Placed {
+    /// Whether a drain has begun and not come to its end.
+    pub fn drains(&self) -> bool {
+        !self.drained && self.assignment.as_ref().is_some_and(|assignment| assignment.drain)
+    }
+}
+
+impl Pod {
+    /// Whether it may get tasks that another one runs.
+    pub fn is_fit(&self) -> bool {
+        self.ready && !self.ending
+    }
 }
 
 /// A value that is kept in an object.
@@ -71,7 +142,7 @@ pub struct Pod {
     pub ending: bool,
     /// Digest of the template that it was made from.
     pub template: String,
-    /// Fingerprint of the plan that it runs.
+    /// What it runs: [`history`].
     pub plan: String,
     pub shown: String,
     pub address: Option<String>,
@@ -100,10 +171,16 @@ pub struct JobEnd {
     pub message: String,
 }
 
-/// Everything about one Pipeline.
+/// Everything about one Pipeline: what was observed, and what of its objects was [`Read`].
 #[derive(Clone, Debug)]
 pub struct Facts<'a> {
     pub observed: &'a Observed,
+    read: Read,
+}
+
+/// What the Pipeline and its objects say, as values.
+#[derive(Clone, Debug)]
+pub struct Read {
     pub names: Names,
     pub generation: i64,
     pub resource_version: String,
@@ -113,6 +190,8 @@ pub struct Facts<'a> {
     pub parsed: Result<Pipeline, Vec<Mistake>>,
     pub status: PipelineStatus,
     pub applied: Option<Kept<Applied>>,
+    pub reserved: Option<Reserved>,
+    pub savepoints: Vec<Saved>,
     pub placed: Option<Kept<Placed>>,
     pub stateful_set: Option<Kept<StatefulSet>>,
     pub pods: Vec<Pod>,
@@ -123,14 +202,22 @@ pub struct Facts<'a> {
 pub struct StatefulSet {
     pub replicas: u32,
     pub template: String,
-    /// Fingerprint of the plan that its pods run.
+    /// What its pods run: [`history`].
     pub plan: String,
     /// It shall have no pods, and its controller says that it has none. A cache of pods may not know of all.
     pub stopped: bool,
 }
 
-impl<'a> Facts<'a> {
-    pub fn of(observed: &'a Observed) -> Self {
+impl Deref for Facts<'_> {
+    type Target = Read;
+
+    fn deref(&self) -> &Read {
+        &self.read
+    }
+}
+
+impl Read {
+    fn of(observed: &Observed) -> Self {
         let pipeline = &observed.pipeline;
         let metadata = &pipeline["metadata"];
         let names = Names {
@@ -150,13 +237,30 @@ impl<'a> Facts<'a> {
             parsed: check::parse(pipeline),
             status: serde_json::from_value(pipeline["status"].clone()).unwrap_or_default(),
             applied: own.kept(&names.applied(), "applied.json"),
+            reserved: own.kept(&names.applied(), "reserved.json").map(|kept| kept.value),
+            savepoints: savepoints(&observed.savepoints),
             placed: own.placed(&names),
             stateful_set: own.stateful_set(&names),
             pods,
             jobs: own.of_kind("Job").map(|j| job(j, &job_pods)).collect(),
-            observed,
             names,
         }
+    }
+}
+
+impl<'a> Facts<'a> {
+    pub fn of(observed: &'a Observed) -> Self {
+        Self { observed, read: Read::of(observed) }
+    }
+
+    /// What was read, for [`Self::over`].
+    pub fn into_read(self) -> Read {
+        self.read
+    }
+
+    /// The facts of an observation that has the Pipeline and the objects which were read before.
+    pub fn over(observed: &'a Observed, read: Read) -> Self {
+        Self { observed, read }
     }
 
     /// All of its objects.
@@ -176,6 +280,10 @@ impl<'a> Facts<'a> {
         self.observed.children.iter().filter_map(uid).any(|uid| uid != self.names.uid)
     }
 
+    pub fn pod(&self, ordinal: u32) -> Option<&Pod> {
+        self.pods.iter().find(|pod| pod.ordinal == ordinal)
+    }
+
     pub fn report(&self, worker: u32) -> Option<&'a WorkerReport> {
         self.observed.reports.get(&worker)
     }
@@ -184,15 +292,20 @@ impl<'a> Facts<'a> {
         self.placed.as_ref()?.value.assignment.as_ref()
     }
 
+    /// Whether a worker was told to end, by its pod or by its own word: a node that shuts down tells it alone.
+    pub fn leaves(&self, worker: u32) -> bool {
+        self.pod(worker).is_some_and(|pod| pod.ending) || self.report(worker).is_some_and(|report| report.leaving)
+    }
+
     /// The pods that have not been told to end, each with its worker's report.
     pub fn workers(&self) -> impl Iterator<Item = (&Pod, Option<&'a WorkerReport>)> {
         self.pods.iter().filter(|pod| !pod.ending).map(|pod| (pod, self.report(pod.ordinal)))
     }
 
-    /// Whether pods of another plan than this one may be there.
-    pub fn runs_other(&self, fingerprint: &str) -> bool {
-        let set = self.stateful_set.as_ref().is_some_and(|set| set.value.replicas > 0 && set.value.plan != fingerprint);
-        set || self.pods.iter().any(|pod| pod.plan != fingerprint)
+    /// Whether pods that run something else may be there.
+    pub fn runs_other(&self, history: &str) -> bool {
+        let set = self.stateful_set.as_ref().is_some_and(|set| set.value.replicas > 0 && set.value.plan != history);
+        set || self.pods.iter().any(|pod| pod.plan != history)
     }
 
     pub fn held(&self) -> bool {
@@ -200,31 +313,25 @@ impl<'a> Facts<'a> {
     }
 
     /// The last attempt.
-    pub fn preflight(&self, subject: &str) -> Option<&Job> {
-        let about = self.jobs.iter().filter(|job| job.component == PREFLIGHT && job.subject == subject && !job.ending);
+    pub fn job(&self, component: &str, subject: &str) -> Option<&Job> {
+        let about = self.jobs.iter().filter(|job| job.component == component && job.subject == subject && !job.ending);
         about.max_by_key(|job| job.attempt)
-    }
-
-    pub fn cleanup(&self) -> Option<&Job> {
-        self.jobs.iter().filter(|job| job.component == CLEANUP && !job.ending).max_by_key(|job| job.attempt)
     }
 }
 
 impl Job {
-    pub fn preflight_report(&self) -> Option<PreflightReport> {
-        serde_json::from_str(&self.end.as_ref()?.message).ok()
-    }
-
-    pub fn cleanup_report(&self) -> Option<CleanupReport> {
-        serde_json::from_str(&self.end.as_ref()?.message).ok()
+    /// What it said, once it has ended: else why it has failed.
+    pub fn report<T: DeserializeOwned>(&self) -> Option<Result<T, String>> {
+        let end = self.end.as_ref()?;
+        Some(serde_json::from_str(&end.message).map_err(|_| end.message.clone()))
     }
 }
 
-fn text(value: &Value) -> String {
+pub(crate) fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-fn texts(value: &Value) -> Vec<String> {
+pub(crate) fn texts(value: &Value) -> Vec<String> {
     value.as_array().into_iter().flatten().map(text).collect()
 }
 

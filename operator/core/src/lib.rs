@@ -8,6 +8,8 @@
 //! what the shell does with it.
 
 pub mod assign;
+pub mod autoscale;
+pub mod cut;
 pub mod decide;
 pub mod decision;
 pub mod facts;
@@ -15,5 +17,8 @@ pub mod names;
 pub mod observed;
 pub mod questions;
 pub mod render;
+pub mod rules;
+pub mod savepoint;
 pub mod settings;
+pub mod slo;
 pub mod status;

@@ -1,9 +1,12 @@
 //! Names of the objects that belong to a Pipeline, their labels and annotations.
 
+use millrace_core::ids::Timeline;
 use serde_json::{Value, json};
 
 /// The manager of every field that the operator sets, for server-side apply.
 pub const FIELD_MANAGER: &str = "millrace-operator";
+/// The manager of `replicas` where the operator chooses them.
+pub const AUTOSCALER: &str = "millrace-autoscaler";
 /// Says which Pipeline an object belongs to.
 pub const PIPELINE_LABEL: &str = "millrace.dev/pipeline";
 /// Says which one of that name: what a former Pipeline has left is none of ours.
@@ -12,7 +15,7 @@ pub const UID_LABEL: &str = "millrace.dev/pipeline-uid";
 pub const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
 /// Digest of the pod template that a pod was made from.
 pub const TEMPLATE_LABEL: &str = "millrace.dev/template";
-/// Fingerprint of the plan that a pod runs.
+/// The plan and the timeline that a pod runs: [`history`].
 pub const PLAN_LABEL: &str = "millrace.dev/plan";
 /// Digest of what was rendered; an object that has it needs no write.
 pub const RENDERED: &str = "millrace.dev/rendered";
@@ -24,12 +27,24 @@ pub const SUBJECT: &str = "millrace.dev/subject";
 pub const SHOWN: &str = "millrace.dev/shown";
 /// When certificates are to be made anew.
 pub const RENEW_AFTER: &str = "millrace.dev/renew-after";
-/// Keeps a Pipeline until what it owns outside of the cluster is gone.
+/// Keeps a Pipeline or a Savepoint until what it owns outside of the cluster is gone.
 pub const FINALIZER: &str = "millrace.dev/cleanup";
 
 pub const WORKER: &str = "worker";
+/// Of Prometheus' rules.
+pub const RULES: &str = "rules";
+/// What Jobs are for. Short, since Kubernetes cuts their names.
 pub const PREFLIGHT: &str = "preflight";
 pub const CLEANUP: &str = "cleanup";
+/// Writes a savepoint down once its tasks are cut.
+pub const SAVE: &str = "save";
+/// Deletes the files of a savepoint.
+pub const DISCARD: &str = "discard";
+/// Looks at a savepoint that was imported.
+pub const VERIFY: &str = "verify";
+/// Whether a savepoint can be restored.
+pub const CHECK: &str = "check";
+pub const RESTORE: &str = "restore";
 
 pub const METRICS_PORT: u16 = 9464;
 pub const CONTROL_PORT: u16 = 9465;
@@ -63,6 +78,16 @@ impl Names {
 
     pub fn assignment(&self) -> String {
         format!("{}-assignment", self.pipeline)
+    }
+
+    /// The books of its SLOs.
+    pub fn slos(&self) -> String {
+        format!("{}-slos", self.pipeline)
+    }
+
+    /// Prometheus' rules about it.
+    pub fn rules(&self) -> String {
+        format!("{}-rules", self.pipeline)
     }
 
     pub fn plan(&self, fingerprint: &str) -> String {
@@ -107,6 +132,14 @@ impl Names {
     /// Selects the worker pods.
     pub fn worker_selector(&self) -> Value {
         json!({PIPELINE_LABEL: self.pipeline, COMPONENT_LABEL: WORKER})
+    }
+}
+
+/// What pods run, as their label says it: a plan on a timeline. Pods of one do not mix with those of another.
+pub fn history(fingerprint: &str, timeline: Timeline) -> String {
+    match timeline {
+        Timeline(..=1) => fingerprint.to_owned(),
+        timeline => format!("{fingerprint}-t{timeline}"),
     }
 }
 

@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 use millrace_core::report::{Compiled, WorkerReport};
 use serde_json::Value;
 
+use crate::autoscale::History;
+use crate::slo::books::Said;
+
 /// Everything that a decision may depend on. Objects come from caches: each may be older than the others.
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
@@ -12,18 +15,26 @@ pub struct Observed {
     pub pipeline: Value,
     /// Every object with the Pipeline's label: StatefulSet, Pods, Jobs, ConfigMaps, Secrets (metadata only), and so on.
     pub children: Vec<Value>,
+    /// Savepoints of the Pipeline, and the one that its spec restores.
+    pub savepoints: Vec<Value>,
     /// Resource versions of the Secrets that the spec names; `None` where there is no such Secret.
     pub secrets: BTreeMap<String, Option<String>>,
     /// The namespace is being deleted: nothing can be created in it.
     pub namespace_ends: bool,
     /// What became of this spec. `Pending` while its shape is wrong or it was not compiled.
     pub compilation: Compilation,
+    /// The plan that runs, made anew where its ConfigMap was lost; until that is there no other spec is compiled.
+    pub recovered: Option<Value>,
     /// What the API server said of the pod template of this spec, on a dry run.
     pub admission: Admission,
     /// The newest answer of each worker that answers.
     pub reports: BTreeMap<u32, WorkerReport>,
+    /// What they said over the last while, where autoscaling is on.
+    pub history: History,
     /// When live numbers were last written to the status, milliseconds since 1970.
     pub live_written_ms: Option<i64>,
+    /// How its SLOs stand; `None` of a Pipeline that has none.
+    pub slos: Option<Said>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]

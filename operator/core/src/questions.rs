@@ -1,10 +1,11 @@
 //! What the shell has to find out before a decision, and what it need not.
 
+use millrace_core::ids::Timeline;
 use millrace_core::report::{Compiled, StateFit};
 use serde_json::Value;
 
 use crate::facts::Facts;
-use crate::names::Names;
+use crate::names::{Names, RENDERED};
 use crate::observed::Compilation;
 use crate::render::{Run, Source};
 use crate::settings::Settings;
@@ -24,6 +25,18 @@ pub fn compiled_before(facts: &Facts<'_>) -> Option<Compiled> {
     })
 }
 
+/// Fingerprint and document of what runs, where its plan is stored no more and the Pipeline has another spec by now.
+pub fn lost_plan(facts: &Facts<'_>) -> Option<(String, Value)> {
+    let applied = &facts.applied.as_ref()?.value;
+    let pipeline = &facts.observed.pipeline;
+    if stored_plan(facts, &applied.fingerprint).is_some() || applied.spec == pipeline["spec"] {
+        return None;
+    }
+    let mut pipeline = pipeline.clone();
+    pipeline["spec"] = applied.spec.clone();
+    Some((applied.fingerprint.clone(), pipeline))
+}
+
 /// The plan that runs, which a new one is compared with.
 pub fn running_plan(facts: &Facts<'_>) -> Option<Value> {
     stored_plan(facts, &facts.applied.as_ref()?.value.fingerprint)
@@ -34,24 +47,35 @@ pub fn secrets(facts: &Facts<'_>) -> Vec<String> {
     let applied = facts.applied.as_ref().and_then(|kept| crate::decide::spec_of(&kept.value.spec, facts));
     let current = facts.parsed.as_ref().ok().map(|pipeline| &pipeline.spec);
     let specs = current.into_iter().chain(&applied);
-    let mut names: Vec<String> = specs.flat_map(|spec| crate::render::secrets(&spec.kafka)).collect();
+    let mut names: Vec<String> =
+        specs.flat_map(|spec| crate::render::secrets(&spec.kafka, spec.state.storage.as_ref())).collect();
     names.sort();
     names.dedup();
     names
 }
 
 /// The workers of a spec that was compiled, to be tried out.
-pub fn candidate(facts: &Facts<'_>, settings: &Settings) -> Option<Value> {
+pub fn candidate(facts: &Facts<'_>, compilation: &Compilation, settings: &Settings) -> Option<Value> {
     let pipeline = facts.parsed.as_ref().ok()?;
-    let Compilation::Done(compiled) = &facts.observed.compilation else { return None };
+    let Compilation::Done(compiled) = compilation else { return None };
     compiled.plan.as_ref()?;
     let source = Source { names: &facts.names, settings };
     let spec = &facts.observed.pipeline["spec"];
     let (connection, _) = source.connection(spec, &crate::decide::annotations(facts));
-    let applied = facts.applied.as_ref().map(|kept| kept.value.version.as_str());
-    let version = pipeline.spec.worker.version.as_deref().or(applied).unwrap_or(&settings.version);
-    let run = Run { spec: &pipeline.spec, version, fingerprint: &compiled.fingerprint, connection: &connection };
+    let applied = facts.applied.as_ref().map(|kept| &kept.value);
+    let pinned = applied.map(|applied| applied.version.as_str());
+    let version = pipeline.spec.worker.version.as_deref().or(pinned).unwrap_or(&settings.version);
+    let timeline = applied.map_or(Timeline(1), |applied| applied.timeline);
+    let (spec, fingerprint) = (&pipeline.spec, compiled.fingerprint.as_str());
+    let run = Run { spec, version, fingerprint, connection: &connection, timeline };
     Some(source.stateful_set(&run, pipeline.spec.replicas))
+}
+
+/// Whether the workers stand in the cluster as they were rendered: then the API server has nothing against them.
+pub fn stands(facts: &Facts<'_>, candidate: &Value) -> bool {
+    let rendered = |object: &Value| object["metadata"]["annotations"][RENDERED].clone();
+    let set = facts.child("StatefulSet", &facts.names.stateful_set());
+    set.is_some_and(|set| rendered(set) == rendered(candidate))
 }
 
 fn stored_plan(facts: &Facts<'_>, fingerprint: &str) -> Option<Value> {

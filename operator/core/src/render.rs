@@ -7,13 +7,16 @@
 
 use std::collections::BTreeSet;
 
-use millrace_crds::pipeline::{Credentials, KafkaCluster, PipelineSpec, VolumeType};
+use millrace_core::ids::Timeline;
+use millrace_crds::pipeline::{Credentials, KafkaCluster, LogLevel, PipelineSpec, Slo, Storage, VolumeType};
 use serde_json::{Map, Value, json};
 
-use crate::facts::{Applied, Placed};
+use crate::facts::{Applied, Placed, Reserved};
 use crate::names::{
-    ATTEMPT, CONTROL_PORT, METRICS_PORT, Names, PLAN_LABEL, RENDERED, SUBJECT, TEMPLATE_LABEL, WORKER, digest,
+    ATTEMPT, CHECK, CLEANUP, CONTROL_PORT, DISCARD, METRICS_PORT, Names, PLAN_LABEL, PREFLIGHT, RENDERED, RESTORE,
+    RULES, SAVE, SUBJECT, TEMPLATE_LABEL, VERIFY, WORKER, digest, history,
 };
+use crate::rules::{self, RulesOf, SloRule};
 use crate::settings::Settings;
 
 pub mod template;
@@ -24,10 +27,19 @@ const SECRETS_DIR: &str = "/etc/millrace/secrets";
 const ASSIGNMENT_DIR: &str = "/etc/millrace/assignment";
 const CONTROL_DIR: &str = "/etc/millrace/control";
 const STATE_DIR: &str = "/var/lib/millrace";
-/// A worker gives its tasks back within 20 seconds; see the runtime's own deadline.
-const GRACE_SECONDS: u32 = 30;
-/// A preflight that has not ended by then is given up and tried again.
+/// For a worker that was told to end: so long it works on while others read the state of its tasks, and then it stops.
+const GRACE_SECONDS: u64 = 60;
+/// A worker gives its tasks back within 20 seconds and ends within 5 more; see the runtime's own deadlines.
+const STOP_SECONDS: u64 = 30;
+/// A Job that only asks and has not ended by then is given up and tried again.
 const JOB_SECONDS: u32 = 180;
+/// The same for one that copies data: a terabyte at 50 MB/s.
+const DATA_SECONDS: u32 = 6 * 3_600;
+/// The key of books in their ConfigMap.
+pub const BOOKS: &str = "books.json";
+/// API version, kind and plural of what the Prometheus Operator reads rules from.
+pub const PROMETHEUS_RULE: (&str, &str, &str) = ("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules");
+const RULES_FILE: &str = "rules.yaml";
 /// The user of our image.
 const USER: u32 = 65532;
 
@@ -47,6 +59,65 @@ pub struct Run<'a> {
     pub fingerprint: &'a str,
     /// Of what is in the Pipeline beside the plan: see [`Source::connection`].
     pub connection: &'a str,
+    pub timeline: Timeline,
+}
+
+impl Run<'_> {
+    /// What its pods run, as their label says it.
+    pub fn history(&self) -> String {
+        history(self.fingerprint, self.timeline)
+    }
+}
+
+/// What a Job is sent for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Errand {
+    pub component: &'static str,
+    /// Of the runtime's command line.
+    pub command: &'static [&'static str],
+    pub arguments: Vec<String>,
+    /// What it is about: another subject is another Job.
+    pub subject: String,
+    /// After so long it is given up and tried again.
+    pub seconds: u32,
+}
+
+impl Errand {
+    pub fn preflight(subject: String) -> Self {
+        Self { component: PREFLIGHT, command: &["preflight"], arguments: Vec::new(), subject, seconds: JOB_SECONDS }
+    }
+
+    pub fn cleanup() -> Self {
+        let subject = CLEANUP.to_owned();
+        Self { component: CLEANUP, command: &["cleanup"], arguments: Vec::new(), subject, seconds: JOB_SECONDS }
+    }
+
+    /// Writes a savepoint down whose tasks are all in storage.
+    pub fn save(id: &str) -> Self {
+        Self::of_savepoint(SAVE, &["savepoint", "write"], vec!["--id".to_owned(), id.to_owned()])
+    }
+
+    pub fn discard(id: &str) -> Self {
+        Self::of_savepoint(DISCARD, &["savepoint", "delete"], vec!["--id".to_owned(), id.to_owned()])
+    }
+
+    pub fn verify(location: &str) -> Self {
+        Self::of_savepoint(VERIFY, &["savepoint", "verify"], vec!["--location".to_owned(), location.to_owned()])
+    }
+
+    /// Restores, or only looks whether that is possible.
+    pub fn restore(location: &str, append: bool, check: bool, subject: String) -> Self {
+        let mut arguments = vec!["--savepoint".to_owned(), location.to_owned()];
+        arguments.extend(append.then(|| "--append".to_owned()));
+        arguments.extend(check.then(|| "--check".to_owned()));
+        let component = if check { CHECK } else { RESTORE };
+        Self { component, command: &["restore"], arguments, subject, seconds: DATA_SECONDS }
+    }
+
+    fn of_savepoint(component: &'static str, command: &'static [&'static str], arguments: Vec<String>) -> Self {
+        let subject = digest(&json!(arguments));
+        Self { component, command, arguments, subject, seconds: DATA_SECONDS }
+    }
 }
 
 impl Source<'_> {
@@ -128,13 +199,22 @@ impl Source<'_> {
         (digest, object)
     }
 
-    /// The Pipeline as a document, without what the cluster adds to it. Number of pods and the like are left out, so that
-    /// a worker is not replaced for them.
+    /// The Pipeline as a document, without what the cluster adds to it. What a worker takes up while it runs is left out,
+    /// and what is none of its business, so that it is not replaced for them.
     fn document(&self, spec: &Value, annotations: &Value) -> Value {
         let mut spec = spec.clone();
         if let Value::Object(spec) = &mut spec {
+            // It comes and goes, and the others keep their order: a ConfigMap of one digest has one text.
+            spec.shift_remove("restore");
             for field in ["replicas", "worker", "desiredState", "deletionPolicy", "autoscaling", "slos"] {
                 spec.remove(field);
+            }
+            for (field, live) in [("delivery", "commitInterval"), ("state", "ttl")] {
+                let Some(Value::Object(object)) = spec.get_mut(field) else { continue };
+                object.remove(live);
+                if object.is_empty() {
+                    spec.remove(field);
+                }
             }
         }
         json!({
@@ -150,8 +230,12 @@ impl Source<'_> {
         })
     }
 
-    pub fn applied(&self, applied: &Applied) -> Value {
-        let body = json!({"data": {"applied.json": json!(applied).to_string()}});
+    /// What was applied, `None` before that; and the timeline that a restore was given.
+    pub fn applied(&self, applied: Option<&Applied>, reserved: Option<&Reserved>) -> Value {
+        let mut body = json!({"data": {"applied.json": json!(applied).to_string()}});
+        if let Some(reserved) = reserved {
+            body["data"]["reserved.json"] = json!(json!(reserved).to_string());
+        }
         self.object("v1", "ConfigMap", &self.names.applied(), "applied", body)
     }
 
@@ -159,6 +243,32 @@ impl Source<'_> {
         let assignment = json!(placed.assignment).to_string();
         let body = json!({"data": {"assignment.json": assignment, "placed.json": json!(placed).to_string()}});
         self.object("v1", "ConfigMap", &self.names.assignment(), "assignment", body)
+    }
+
+    /// The books of the SLOs, as text.
+    /// Prometheus' rules about the Pipeline: for any Prometheus, and for the Prometheus Operator.
+    pub fn rules(&self, slos: &[Slo], subject: &str) -> [Value; 2] {
+        let settings = &self.settings.rules;
+        let slos: Vec<SloRule<'_>> = slos.iter().filter_map(SloRule::of).collect();
+        let of = RulesOf { namespace: &self.names.namespace, pipeline: &self.names.pipeline, slos: &slos, settings };
+        let groups = rules::groups(&of);
+        let metadata = json!({"labels": settings.labels, "annotations": {SUBJECT: subject}});
+        let object = |(api_version, kind, _): (&str, &str, &str), field: &str, value: Value| {
+            let body = json!({"metadata": metadata, field: value});
+            self.object(api_version, kind, &self.names.rules(), RULES, body)
+        };
+        let map = object(("v1", "ConfigMap", ""), "data", json!({RULES_FILE: groups.to_string()}));
+        [map, object(PROMETHEUS_RULE, "spec", groups)]
+    }
+
+    /// Digest of what [`Self::rules`] are made from.
+    pub fn rules_subject(&self, slos: &[Slo]) -> String {
+        digest(&json!([env!("CARGO_PKG_VERSION"), slos, self.settings.rules]))
+    }
+
+    pub fn books(&self, text: &str) -> Value {
+        let body = json!({"data": {BOOKS: text}});
+        self.object("v1", "ConfigMap", &self.names.slos(), "slos", body)
     }
 
     /// The workers.
@@ -189,7 +299,9 @@ impl Source<'_> {
 
     fn worker_template(&self, run: &Run<'_>) -> Value {
         let worker = &run.spec.worker;
-        let mut args = self.arguments("run", run);
+        let theirs = worker.pod_template.as_ref().and_then(|template| template.get("spec"));
+        let grace = theirs.and_then(|spec| spec["terminationGracePeriodSeconds"].as_u64()).unwrap_or(GRACE_SECONDS);
+        let mut args = self.arguments(&["run"], run);
         args.extend(
             [
                 ("--state", STATE_DIR.to_owned()),
@@ -198,6 +310,7 @@ impl Source<'_> {
                 ("--metrics", format!("0.0.0.0:{METRICS_PORT}")),
                 ("--control", format!("0.0.0.0:{CONTROL_PORT}")),
                 ("--control-tls", CONTROL_DIR.to_owned()),
+                ("--leave-within", grace.saturating_sub(STOP_SECONDS).to_string()),
             ]
             .into_iter()
             .flat_map(|(flag, value)| [flag.to_owned(), value]),
@@ -241,43 +354,49 @@ impl Source<'_> {
         }
         // Ours whatever was merged: services and the operator find pods by them.
         template::merge(&mut whole, &json!({"metadata": {"labels": self.names.labels(WORKER)}}));
-        whole["metadata"]["labels"][PLAN_LABEL] = json!(run.fingerprint);
+        whole["metadata"]["labels"][PLAN_LABEL] = json!(run.history());
         let of_template = digest(&whole);
         whole["metadata"]["labels"][TEMPLATE_LABEL] = json!(of_template);
         whole
     }
 
-    /// A short Job of the pipeline's own image, with its secrets and its service account.
-    pub fn job(&self, component: &str, command: &str, subject: &str, attempt: u32, run: &Run<'_>) -> Value {
+    /// A Job of the pipeline's own image, with its secrets and its service account.
+    pub fn job(&self, errand: &Errand, attempt: u32, run: &Run<'_>) -> Value {
+        let Errand { component, command, arguments, subject, seconds } = errand;
         let mut args = self.arguments(command, run);
-        args.extend(["--report", "/dev/termination-log"].map(str::to_owned));
+        args.extend(arguments.iter().cloned());
+        args.extend(["--report", "/dev/termination-log", "--log-level"].map(str::to_owned));
+        args.push(log_level(run.spec.worker.log_level));
         let mut pod = self.pod(run, args);
         template::merge(&mut pod, &json!({"restartPolicy": "Never"}));
         if let Some(theirs) = run.spec.worker.pod_template.as_ref().and_then(|template| template.get("spec")) {
             template::merge(&mut pod, &placement(theirs));
+            template::merge(&mut pod, &mounts(theirs));
         }
         let name = self.names.job(component, subject, attempt);
         let body = json!({
             "metadata": {"annotations": {SUBJECT: subject, ATTEMPT: attempt.to_string()}},
             "spec": {
                 "backoffLimit": 0,
-                "activeDeadlineSeconds": JOB_SECONDS,
+                "activeDeadlineSeconds": seconds,
                 "template": {"metadata": {"labels": self.names.labels(component)}, "spec": pod},
             },
         });
         self.object("batch/v1", "Job", &name, component, body)
     }
 
-    fn arguments(&self, command: &str, run: &Run<'_>) -> Vec<String> {
+    fn arguments(&self, command: &[&str], run: &Run<'_>) -> Vec<String> {
         let flags = [
-            ("--log-level", json!(run.spec.worker.log_level).as_str().unwrap_or("info").to_owned()),
             ("--file", format!("{PIPELINE_DIR}/pipeline.json")),
             ("--plan", format!("{PLAN_DIR}/plan.json")),
             ("--secrets", SECRETS_DIR.to_owned()),
             ("--cluster", self.settings.cluster_id.clone()),
         ];
-        let flags = flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]);
-        ["millrace", command, "--log-json"].map(str::to_owned).into_iter().chain(flags).collect()
+        // Releases that know of no restore are asked for none.
+        let timeline = (run.timeline > Timeline(1)).then(|| ("--timeline", run.timeline.to_string()));
+        let flags = flags.into_iter().chain(timeline).flat_map(|(flag, value)| [flag.to_owned(), value]);
+        let command = ["millrace"].iter().chain(command).chain(&["--log-json"]);
+        command.map(|word| (*word).to_owned()).chain(flags).collect()
     }
 
     /// What every pod of ours has. It passes the Pod Security standard `restricted`.
@@ -292,7 +411,7 @@ impl Source<'_> {
             json!({"name": "plan", "configMap": {"name": self.names.plan(run.fingerprint)}}),
             json!({"name": "tmp", "emptyDir": {}}),
         ];
-        for (index, secret) in secrets(&run.spec.kafka).into_iter().enumerate() {
+        for (index, secret) in secrets(&run.spec.kafka, run.spec.state.storage.as_ref()).into_iter().enumerate() {
             let volume = format!("secret-{index}");
             mounts.push(json!({"name": volume, "mountPath": format!("{SECRETS_DIR}/{secret}"), "readOnly": true}));
             volumes.push(json!({"name": volume, "secret": {"secretName": secret}}));
@@ -335,6 +454,27 @@ fn placement(theirs: &Value) -> Value {
     Value::Object(kept.collect::<Map<_, _>>())
 }
 
+/// What of a pod template the worker sees of volumes and its environment: the storage may be there. Other containers would
+/// keep a Job from its end.
+fn mounts(theirs: &Value) -> Value {
+    let mut kept = json!({});
+    if let Some(volumes) = theirs.get("volumes") {
+        kept["volumes"] = volumes.clone();
+    }
+    let own = theirs["containers"].as_array().into_iter().flatten().find(|container| container["name"] == WORKER);
+    let fields = own.into_iter().flat_map(|own| {
+        ["volumeMounts", "env", "envFrom"]
+            .into_iter()
+            .filter_map(|field| Some((field.to_owned(), own.get(field)?.clone())))
+    });
+    let fields: Map<String, Value> = fields.collect();
+    if !fields.is_empty() {
+        kept["containers"] = json!([{"name": WORKER}]);
+        template::merge(&mut kept["containers"][0], &Value::Object(fields));
+    }
+    kept
+}
+
 /// The annotation by which an unchanged object is known.
 fn stamped(mut object: Value) -> Value {
     let stamp = digest(&object);
@@ -348,6 +488,11 @@ fn resources(spec: &PipelineSpec, settings: &Settings) -> Value {
     let theirs = &spec.worker.resources;
     template::merge(&mut resources, &json!({"requests": theirs.requests, "limits": theirs.limits}));
     resources
+}
+
+/// As `--log-level` takes it.
+pub fn log_level(level: LogLevel) -> String {
+    json!(level).as_str().unwrap_or_default().to_owned()
 }
 
 /// Threads of a worker: as many as the spec says, else one for each CPU that it requests.
@@ -369,8 +514,9 @@ pub fn lanes(spec: &PipelineSpec, settings: &Settings) -> u32 {
 }
 
 /// The Secrets that a pipeline's pods need.
-pub fn secrets(kafka: &KafkaCluster) -> BTreeSet<String> {
-    let mut names = BTreeSet::new();
+pub fn secrets(kafka: &KafkaCluster, storage: Option<&Storage>) -> BTreeSet<String> {
+    let storage = storage.and_then(Storage::credentials);
+    let mut names: BTreeSet<String> = storage.into_iter().map(|credentials| credentials.name.clone()).collect();
     if let Some(tls) = &kafka.tls {
         names.extend(tls.trusted_certificates.iter().map(|c| c.name.clone()));
         names.extend(tls.certificate_and_key.iter().map(|c| c.name.clone()));
@@ -382,4 +528,20 @@ pub fn secrets(kafka: &KafkaCluster) -> BTreeSet<String> {
         }
     }
     names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_sees_the_volumes_of_its_worker_and_has_no_other_container() {
+        let mount = json!([{"name": "shared", "mountPath": "/savepoints"}]);
+        let volumes = json!([{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}]);
+        let worker = json!({"name": WORKER, "image": "other", "volumeMounts": mount});
+        let theirs = json!({"nodeSelector": {"a": "b"}, "volumes": volumes, "containers": [{"name": "proxy"}, worker]});
+        let expected = json!({"volumes": volumes, "containers": [{"name": WORKER, "volumeMounts": mount}]});
+        assert_eq!(mounts(&theirs), expected);
+        assert_eq!(mounts(&json!({"containers": [{"name": "proxy"}]})), json!({}));
+    }
 }

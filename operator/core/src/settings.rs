@@ -1,5 +1,7 @@
 //! What the chart says of all Pipelines.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -19,6 +21,8 @@ pub struct Settings {
     pub deletion_deadline: millrace_crds::duration::Duration,
     #[serde(default)]
     pub compile: Compile,
+    #[serde(default)]
+    pub rules: Rules,
     /// Which cluster this is: the uid of the namespace kube-system. Read there where the file does not say.
     #[serde(default)]
     pub cluster_id: String,
@@ -55,6 +59,69 @@ pub struct Compile {
 impl Default for Compile {
     fn default() -> Self {
         Self { memory_mib: 512, cpu_seconds: 5, wall_seconds: 20 }
+    }
+}
+
+/// Prometheus' rules about each Pipeline: see [`crate::rules`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Rules {
+    pub enabled: bool,
+    /// Whether they are an object of the Prometheus Operator too, and not only a ConfigMap.
+    pub prometheus_rule: PrometheusRule,
+    pub namespace: RulesNamespace,
+    /// What a Prometheus selects its rules by.
+    pub labels: BTreeMap<String, String>,
+    /// Where docs/runbooks is served; empty: nowhere.
+    pub runbooks: String,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            prometheus_rule: PrometheusRule::Auto,
+            namespace: RulesNamespace::Pipeline,
+            labels: BTreeMap::new(),
+            runbooks: String::new(),
+        }
+    }
+}
+
+impl Rules {
+    /// Whether there are objects of the Prometheus Operator. The shell has found out what `Auto` means here.
+    pub fn prometheus_rules(&self) -> bool {
+        self.enabled && self.prometheus_rule == PrometheusRule::Always
+    }
+}
+
+/// When there is a PrometheusRule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PrometheusRule {
+    /// Where the API server knows the kind.
+    Auto,
+    Always,
+    Never,
+}
+
+/// Whose namespace the rules are in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RulesNamespace {
+    /// Each Pipeline's own.
+    Pipeline,
+    /// The operator's. For a Prometheus that makes each series and each rule say the namespace of the object that it
+    /// came by (`enforcedNamespaceLabel`): the monitors are in the operator's.
+    Operator,
+}
+
+impl RulesNamespace {
+    /// The label in which series say the Pipeline's namespace. Where that of a monitor is enforced, Prometheus keeps what
+    /// a series says itself beside it.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Pipeline => "namespace",
+            Self::Operator => "exported_namespace",
+        }
     }
 }
 

@@ -2,14 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use millrace_core::report::{SourceLag, TaskState, WorkerReport};
+use millrace_core::assignment::Placement;
+use millrace_core::report::{SnapshotReport, SourceLag, TaskState, WorkerReport};
 use millrace_crds::pipeline::{
-    Condition, ConditionStatus, ErrorSample, PartitionLag, Phase, PipelineStatus, SourceStatus,
+    AutoscalingStatus, Condition, ConditionStatus, ErrorSample, LastSnapshot, NameRef, PartitionLag, Phase,
+    PipelineStatus, RescaleStatus, RestoredFrom, SloStatus, SourceStatus,
 };
 use millrace_crds::timestamp::Timestamp;
 
 use crate::decision::Event;
-use crate::facts::Facts;
+use crate::facts::{Facts, Restored};
+use crate::slo::books::{Said, percent};
 
 /// Live numbers are written at most so often.
 pub const LIVE_EVERY_MS: i64 = 60_000;
@@ -37,6 +40,8 @@ pub struct Outlook {
     pub unreachable: bool,
     pub draining: bool,
     pub desired_replicas: u32,
+    pub rescale: Option<RescaleStatus>,
+    pub autoscaling: Option<AutoscalingStatus>,
     /// A version of the runtime that the pipeline may be given.
     pub available_version: Option<String>,
 }
@@ -52,7 +57,13 @@ impl Outlook {
     }
 
     pub fn is_settled(&self) -> bool {
-        self.stalled.is_none() && self.progress.is_none()
+        self.on_its_way().is_none()
+    }
+
+    /// What is on its way, or cannot go on.
+    pub fn on_its_way(&self) -> Option<&str> {
+        let stalled = self.stalled.as_ref().map(|(_, message, _)| message);
+        stalled.or(self.progress.as_ref().map(|(_, message)| message)).map(String::as_str)
     }
 }
 
@@ -91,8 +102,10 @@ pub fn status(facts: &Facts<'_>, spoken: &Spoken, outlook: &Outlook, now: Timest
     let desired = outlook.desired_replicas;
     let complete = workers.ready as u32 == desired && workers.there as u32 == desired && workers.follow;
     let (runs, stand_by) = (workers.ready > 0, stand_by(facts, desired));
-    let view = View { spoken, outlook, current, complete, runs, trouble: workers.trouble.clone(), stand_by };
-    let conditions = view.conditions().into_iter().map(|made| made.stamped(facts, now)).collect();
+    let slos = facts.observed.slos.as_ref();
+    let view = View { spoken, outlook, current, complete, runs, trouble: workers.trouble.clone(), stand_by, slos };
+    let before = &facts.status.conditions;
+    let conditions = view.conditions().into_iter().map(|made| made.stamped(before, facts.generation, now)).collect();
     let sources = sources(&workers.reports);
     PipelineStatus {
         observed_generation: Some(facts.generation),
@@ -108,11 +121,38 @@ pub fn status(facts: &Facts<'_>, spoken: &Spoken, outlook: &Outlook, now: Timest
         available_version: outlook.available_version.clone(),
         plan_number: applied.map(|a| a.plan as i64),
         plan_fingerprint: applied.map(|a| a.fingerprint.clone()),
+        timeline: applied.map(|a| i64::from(a.timeline.0)),
+        restored_from: applied.and_then(|a| a.restored.last()).map(restored_from),
+        last_snapshot: last_snapshot(facts),
+        rescale: outlook.rescale.clone(),
+        autoscaling: outlook.autoscaling.clone(),
         lag: lag(&sources),
         sources,
+        freshness_p99: slos.and_then(|said| said.freshness_ms).map(span),
+        error_budget: slos.and_then(|said| said.budget_left).map(|left| percent(left, 0)),
+        slos: slos.map_or_else(Vec::new, |said| said.slos.clone()),
         errors: errors(&workers.reports),
         ..PipelineStatus::default()
     }
+}
+
+fn restored_from(restored: &Restored) -> RestoredFrom {
+    let Restored { savepoint, location, attempt, at } = restored.clone();
+    let savepoint_ref = NameRef { name: savepoint };
+    RestoredFrom { savepoint_ref, location, attempt: i64::from(attempt), time: at }
+}
+
+/// The oldest of the tasks' newest snapshots, if each has one.
+fn last_snapshot(facts: &Facts<'_>) -> Option<LastSnapshot> {
+    let tasks = &facts.assignment().filter(|assignment| !assignment.tasks.is_empty())?.tasks;
+    let of = |task: &Placement| {
+        let snapshots = &facts.report(task.worker)?.snapshots;
+        snapshots.iter().find(|snapshot| snapshot.partition == task.partition && snapshot.stage == task.stage)
+    };
+    let newest: Vec<&SnapshotReport> = tasks.iter().map(of).collect::<Option<_>>()?;
+    let taken_ms = newest.iter().map(|snapshot| snapshot.taken_ms).min()?;
+    let size_bytes = newest.iter().map(|snapshot| snapshot.bytes as i64).sum();
+    Some(LastSnapshot { time: Timestamp::from_ms(taken_ms), size_bytes })
 }
 
 /// What to say where more workers are wanted than there are tasks.
@@ -132,7 +172,7 @@ pub fn deleting(facts: &Facts<'_>, what: &str, now: Timestamp) -> Option<Pipelin
     status.observed_generation = Some(facts.generation);
     let conditions = [Made::new("Ready", false, "Deleting", what), Made::new("Reconciling", true, "Deleting", what)];
     for made in conditions {
-        let condition = made.stamped(facts, now);
+        let condition = made.stamped(&facts.status.conditions, facts.generation, now);
         status.conditions.retain(|c| c.kind != condition.kind);
         status.conditions.push(condition);
     }
@@ -141,7 +181,7 @@ pub fn deleting(facts: &Facts<'_>, what: &str, now: Timestamp) -> Option<Pipelin
 }
 
 /// A condition without its times.
-struct Made {
+pub(crate) struct Made {
     kind: &'static str,
     status: ConditionStatus,
     reason: String,
@@ -149,24 +189,24 @@ struct Made {
 }
 
 impl Made {
-    fn new(kind: &'static str, holds: bool, reason: &str, message: impl Into<String>) -> Self {
+    pub(crate) fn new(kind: &'static str, holds: bool, reason: &str, message: impl Into<String>) -> Self {
         let status = if holds { ConditionStatus::True } else { ConditionStatus::False };
         Self { kind, status, reason: reason.to_owned(), message: shortened(message.into()) }
     }
 
-    fn unknown(kind: &'static str, reason: &str, message: &str) -> Self {
+    pub(crate) fn unknown(kind: &'static str, reason: &str, message: impl Into<String>) -> Self {
         Self { status: ConditionStatus::Unknown, ..Self::new(kind, false, reason, message) }
     }
 
     /// The time is that of the last change of `status`, so it stays where nothing but the words changed.
-    fn stamped(self, facts: &Facts<'_>, now: Timestamp) -> Condition {
-        let before = facts.status.conditions.iter().find(|c| c.kind == self.kind && c.status == self.status);
+    pub(crate) fn stamped(self, before: &[Condition], generation: i64, now: Timestamp) -> Condition {
+        let before = before.iter().find(|c| c.kind == self.kind && c.status == self.status);
         // Kubernetes writes whole seconds.
         let now = Timestamp::from_ms(now.ms().div_euclid(1_000) * 1_000);
         Condition {
             kind: self.kind.to_owned(),
             status: self.status,
-            observed_generation: Some(facts.generation),
+            observed_generation: Some(generation),
             last_transition_time: before.map_or(now, |c| c.last_transition_time),
             reason: self.reason,
             message: self.message,
@@ -185,6 +225,7 @@ struct View<'a> {
     trouble: Option<String>,
     /// That some workers have nothing to do.
     stand_by: Option<String>,
+    slos: Option<&'a Said>,
 }
 
 impl View<'_> {
@@ -238,6 +279,7 @@ impl View<'_> {
             self.state_healthy(),
         ];
         made.extend(self.reachable());
+        made.extend(self.slos.into_iter().flat_map(slo_conditions));
         made.sort_by_key(|made| made.kind);
         made
     }
@@ -348,13 +390,40 @@ fn sources(reports: &[&WorkerReport]) -> Vec<SourceStatus> {
 /// The largest lag, as a person reads it; nothing while one is unknown.
 fn lag(sources: &[SourceStatus]) -> Option<String> {
     let known: Option<Vec<i64>> = sources.iter().map(|source| source.lag_ms).collect();
-    let ms = known?.into_iter().max()?;
-    Some(match ms {
+    known?.into_iter().max().map(span)
+}
+
+/// A length of time, as a person reads it.
+pub(crate) fn span(ms: i64) -> String {
+    match ms {
         ..10_000 => format!("{}.{}s", ms / 1_000, ms % 1_000 / 100),
         10_000..600_000 => format!("{}s", ms / 1_000),
         600_000..36_000_000 => format!("{}m", ms / 60_000),
         _ => format!("{}h", ms / 3_600_000),
-    })
+    }
+}
+
+/// Whether budgets last, and whether that is known. Their words hold no figures, which change all the time.
+fn slo_conditions(said: &Said) -> [Made; 2] {
+    let names = |of: &dyn Fn(&SloStatus) -> bool| {
+        said.slos.iter().filter(|slo| of(slo)).map(|slo| slo.name.as_str()).collect::<Vec<_>>().join(", ")
+    };
+    let spent = names(&|slo| !slo.met);
+    let met = if !spent.is_empty() {
+        Made::new("SLOMet", false, "BudgetSpent", format!("the error budget is spent of: {spent}"))
+    } else if said.budget_left.is_none() {
+        Made::unknown("SLOMet", "NothingCounted", "nothing was counted yet")
+    } else {
+        Made::new("SLOMet", true, "BudgetLeft", "every SLO has some of its error budget left")
+    };
+    let missing = match said.missing_since_ms.map(Timestamp::from_ms) {
+        Some(since) => {
+            let message = format!("since {since} it is not known what counts: a worker that should tell does not");
+            Made::new("SLODataMissing", true, "NotObserved", message)
+        }
+        None => Made::new("SLODataMissing", false, "Observed", ""),
+    };
+    [met, missing]
 }
 
 fn errors(reports: &[&WorkerReport]) -> Vec<ErrorSample> {
@@ -380,16 +449,27 @@ pub fn worth_writing(
     now: Timestamp,
 ) -> (Option<PipelineStatus>, Option<u64>) {
     let before = &facts.status;
+    let scaled = |status: &PipelineStatus| status.autoscaling.as_ref().map(|it| (it.mode, it.last_scaled.clone()));
     let dull = |status: &PipelineStatus| PipelineStatus {
+        autoscaling: None,
         lag: None,
         sources: Vec::new(),
         errors: Vec::new(),
+        last_snapshot: None,
+        freshness_p99: None,
+        error_budget: None,
+        slos: Vec::new(),
         ..status.clone()
     };
-    if dull(before) != dull(&status) {
+    if dull(before) != dull(&status) || scaled(before) != scaled(&status) {
         return (Some(status), None);
     }
-    if before.lag == status.lag && before.errors == status.errors {
+    let shown = |status: &PipelineStatus| {
+        let PipelineStatus { lag, errors, last_snapshot, freshness_p99, error_budget, slos, autoscaling, .. } =
+            status.clone();
+        (lag, errors, last_snapshot, freshness_p99, error_budget, slos, autoscaling)
+    };
+    if shown(before) == shown(&status) {
         return (None, None);
     }
     let wait_ms = facts.observed.live_written_ms.map_or(0, |last| last + LIVE_EVERY_MS - now.ms());
@@ -400,13 +480,16 @@ pub fn worth_writing(
 pub fn transitions(before: &PipelineStatus, after: &PipelineStatus) -> Vec<Event> {
     let find = |status: &PipelineStatus, kind: &str| status.conditions.iter().find(|c| c.kind == kind).cloned();
     let mut events = Vec::new();
-    for kind in ["Ready", "Stalled"] {
+    for kind in ["Ready", "Stalled", "SLOMet"] {
         let (Some(now), last) = (find(after, kind), find(before, kind)) else { continue };
         let changed = last.as_ref().is_none_or(|last| last.status != now.status);
         let another = last.as_ref().is_some_and(|last| last.reason != now.reason);
         let holds = now.status == ConditionStatus::True;
         match kind {
             "Ready" if holds && changed => events.push(Event::normal("Ready", now.message)),
+            "SLOMet" if changed && now.status == ConditionStatus::False => {
+                events.push(Event::warning(&now.reason, now.message));
+            }
             "Stalled" if holds && (changed || another) => events.push(Event::warning(&now.reason, now.message)),
             _ => {}
         }

@@ -5,11 +5,12 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
+use millrace_core::ids::Timeline;
 use millrace_crds::check;
 use millrace_operator_core::assign::{Room, place};
 use millrace_operator_core::facts::{Applied, Placed};
-use millrace_operator_core::names::{CLEANUP, Names, PREFLIGHT};
-use millrace_operator_core::render::{Run, Source, lanes};
+use millrace_operator_core::names::Names;
+use millrace_operator_core::render::{Errand, Run, Source, lanes};
 use millrace_operator_core::settings::Settings;
 use serde_json::{Value, json};
 
@@ -37,7 +38,9 @@ fn objects(document: &Value) -> Vec<Value> {
     let source = Source { names: &names, settings: &settings };
     let (digest, connection) = source.connection(&document["spec"], &json!({}));
     let spec = &pipeline.spec;
-    let run = Run { spec, version: "1.2.3", fingerprint: FINGERPRINT, connection: &digest };
+    let timeline = Timeline(1);
+    let run = Run { spec, version: "1.2.3", fingerprint: FINGERPRINT, connection: &digest, timeline };
+    let restored = Run { timeline: Timeline(2), ..run };
     let applied = Applied {
         generation: 1,
         // It stands in the connection, word for word.
@@ -47,21 +50,26 @@ fn objects(document: &Value) -> Vec<Value> {
         state_fingerprint: "00000000000000f2".to_owned(),
         accepts: Vec::new(),
         version: "1.2.3".to_owned(),
+        timeline,
+        restored: Vec::new(),
+        start: None,
     };
     let stages = [("joined".to_owned(), 3)].into();
-    let tasks = place(None, &stages, Room { workers: spec.replicas, lanes: lanes(spec, &settings) });
+    let workers: Vec<u32> = (0..spec.replicas).collect();
+    let tasks = place(None, &stages, Room { workers: &workers, lanes: lanes(spec, &settings) });
     let assignment = millrace_core::assignment::Assignment {
         generation: millrace_core::ids::Generation(1),
         plan: 1,
         tasks,
-        drain: false,
-        accepts: Vec::new(),
+        ..Default::default()
     };
     let placed = Placed {
         fingerprint: FINGERPRINT.to_owned(),
         stages,
         workers: spec.replicas,
+        moved: 0,
         drained: false,
+        cut: Vec::new(),
         assignment: Some(assignment),
     };
     vec![
@@ -71,11 +79,13 @@ fn objects(document: &Value) -> Vec<Value> {
         source.network_policy(),
         source.plan(FINGERPRINT, &json!({"any": "plan"})),
         connection,
-        source.applied(&applied),
+        source.applied(Some(&applied), None),
         source.assignment(&placed),
         source.stateful_set(&run, spec.replicas),
-        source.job(PREFLIGHT, PREFLIGHT, "00000000000000f3", 0, &run),
-        source.job(CLEANUP, CLEANUP, CLEANUP, 0, &run),
+        source.job(&Errand::preflight("00000000000000f3".to_owned()), 0, &run),
+        source.job(&Errand::cleanup(), 0, &run),
+        source.job(&Errand::save("5a7e-7"), 0, &run),
+        source.job(&Errand::restore("s3://b/savepoint.json", true, false, "00000000000000f4".to_owned()), 0, &restored),
     ]
 }
 

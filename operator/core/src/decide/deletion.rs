@@ -1,6 +1,7 @@
 //! The end of a Pipeline. Only one whose policy says that something outside of the cluster goes too is held back for it,
 //! and none longer than the deadline.
 
+use millrace_core::report::CleanupReport;
 use millrace_crds::pipeline::DeletionPolicy;
 use millrace_crds::timestamp::Timestamp;
 
@@ -8,7 +9,7 @@ use super::{RESYNC_MS, Round};
 use crate::decision::{Action, Decision, Event};
 use crate::facts::Facts;
 use crate::names::{CLEANUP, FINALIZER};
-use crate::render::Run;
+use crate::render::{Errand, Run};
 use crate::settings::Settings;
 use crate::status;
 
@@ -38,7 +39,8 @@ pub(super) fn decide(facts: &Facts<'_>, settings: &Settings, now: Timestamp) -> 
         }
         Step::Done(event) => {
             let finalizers = facts.finalizers.iter().filter(|name| *name != FINALIZER).cloned().collect();
-            let release = Action::SetFinalizers { finalizers, over: facts.resource_version.clone() };
+            let over = facts.resource_version.clone();
+            let release = Action::SetFinalizers { savepoint: None, finalizers, over };
             Decision { actions: vec![release], status: None, events: vec![event], again_ms: None }
         }
     }
@@ -67,7 +69,7 @@ impl Round<'_> {
             return stays("the deletion's deadline has passed");
         }
         let Some(applied) = self.facts.applied.as_ref().map(|kept| kept.value.clone()) else {
-            return match self.facts.cleanup() {
+            return match self.facts.job(CLEANUP, CLEANUP) {
                 // Nothing of it ever ran.
                 None if self.facts.stateful_set.is_none() && self.facts.status.plan_number.is_none() => {
                     Step::Done(Event::normal("Deleted", "nothing was applied yet, and nothing is left"))
@@ -79,9 +81,11 @@ impl Round<'_> {
             if !set["metadata"]["deletionTimestamp"].is_string() {
                 self.delete(set);
             }
+            self.see_off(0);
             return Step::Wait("the workers stop");
         }
         if !self.facts.pods.is_empty() {
+            self.see_off(0);
             return Step::Wait("the workers stop");
         }
         let Some(spec) = super::validate::spec_of(&applied.spec, self.facts) else {
@@ -89,26 +93,20 @@ impl Round<'_> {
         };
         let (connection, object) = self.source.connection(&applied.spec, &super::validate::annotations(self.facts));
         self.put(object);
-        let run =
-            Run { spec: &spec, version: &applied.version, fingerprint: &applied.fingerprint, connection: &connection };
-        self.clean_up(&run)
+        self.clean_up(&applied.run(&spec, &connection))
     }
 
     fn clean_up(&mut self, run: &Run<'_>) -> Step {
-        let again = |round: &Self, attempt| round.source.job(CLEANUP, CLEANUP, CLEANUP, attempt, run);
-        let Some(job) = self.facts.cleanup() else {
-            let first = again(self, 0);
-            self.put(first);
-            return Step::Wait("internal topics are deleted");
-        };
-        if let Some(report) = job.cleanup_report()
+        let errand = Errand::cleanup();
+        let Some(job) = self.send(&errand, run) else { return Step::Wait("internal topics are deleted") };
+        if let Some(Ok(report)) = job.report::<CleanupReport>()
             && report.errors.is_empty()
             && report.left.is_empty()
         {
             let note = format!("deleted with {} internal topics and groups", report.deleted.len());
             return Step::Done(Event::normal("Deleted", note));
         }
-        self.retry(job, again);
+        self.retry(job, &errand, run);
         Step::Wait("internal topics are deleted")
     }
 }

@@ -1,11 +1,11 @@
-//! The check before anything runs: a short Job, tried again ever more seldom while it finds something.
+//! Jobs, each tried again ever more seldom while it fails; and the check before anything runs, which is one of them.
 
 use millrace_core::report::PreflightReport;
 
 use super::Round;
 use crate::facts::Job;
-use crate::names::{CLEANUP, PREFLIGHT, digest};
-use crate::render::Run;
+use crate::names::{CLEANUP, RESTORE, digest};
+use crate::render::{Errand, Run};
 
 const BACKOFF_MS: u64 = 5_000;
 const BACKOFF_MAX_MS: u64 = 300_000;
@@ -17,20 +17,29 @@ pub fn backoff_ms(attempt: u32) -> u64 {
 
 /// What a preflight is about: a plan, and how its cluster is reached.
 pub fn subject(run: &Run<'_>) -> String {
-    digest(&serde_json::json!([run.fingerprint, run.connection, run.version]))
+    digest(&serde_json::json!([run.history(), run.connection, run.version]))
 }
 
-impl Round<'_> {
+impl<'a> Round<'a> {
+    /// The Job of an errand, which is made where there is none.
+    pub(super) fn send(&mut self, errand: &Errand, run: &Run<'_>) -> Option<&'a Job> {
+        self.asked.push((errand.component, errand.subject.clone()));
+        let job = self.facts.job(errand.component, &errand.subject);
+        if job.is_none() {
+            self.put(self.source.job(errand, 0, run));
+        }
+        job
+    }
+
     /// What the preflight of a plan found, once it has passed.
     pub(super) fn preflight(&mut self, run: &Run<'_>) -> Option<PreflightReport> {
-        let subject = subject(run);
-        self.asked.push(subject.clone());
-        let Some(job) = self.facts.preflight(&subject) else {
+        let errand = Errand::preflight(subject(run));
+        let Some(job) = self.send(&errand, run) else {
             self.outlook.progress("Preflight", "the cluster is checked");
-            self.put(self.source.job(PREFLIGHT, PREFLIGHT, &subject, 0, run));
             return None;
         };
-        let report = job.preflight_report().filter(|_| job.end.as_ref().is_some_and(|end| end.succeeded));
+        let said = job.report::<PreflightReport>().and_then(Result::ok);
+        let report = said.filter(|_| job.end.as_ref().is_some_and(|end| end.succeeded));
         if let Some(report) = &report
             && report.errors.is_empty()
             && report.conflict.is_none()
@@ -63,27 +72,30 @@ impl Round<'_> {
                 );
             }
         }
-        let again = |round: &Self, attempt| round.source.job(PREFLIGHT, PREFLIGHT, &subject, attempt, run);
-        self.retry(job, again);
+        self.retry(job, &errand, run);
         None
     }
 
     /// Tries a Job again once its time has come.
-    pub(super) fn retry(&mut self, job: &Job, again: impl Fn(&Self, u32) -> serde_json::Value) {
+    pub(super) fn retry(&mut self, job: &Job, errand: &Errand, run: &Run<'_>) {
         let Some(end) = &job.end else { return };
         let due_ms = end.at.ms() + backoff_ms(job.attempt) as i64;
         if due_ms > self.now.ms() {
             return self.again_in((due_ms - self.now.ms()) as u64);
         }
-        let next = again(self, job.attempt + 1);
-        self.put(next);
+        self.put(self.source.job(errand, job.attempt + 1, run));
     }
 
-    /// Removes Jobs that have said what they had to say. What was asked in this round is still needed: its last attempt.
+    /// Removes Jobs that have said what they had to say. What was asked in this round is still needed: its last attempt; and
+    /// so is a restore for as long as it has its timeline.
     pub(super) fn sweep_jobs(&mut self) {
         let facts = self.facts;
-        let needed: Vec<&Job> = self.asked.iter().filter_map(|subject| facts.preflight(subject)).collect();
-        for job in facts.jobs.iter().filter(|job| !job.ending && job.component != CLEANUP) {
+        let needed: Vec<&Job> =
+            self.asked.iter().filter_map(|(component, subject)| facts.job(component, subject)).collect();
+        let applied = facts.applied.as_ref().map(|kept| kept.value.timeline);
+        let given = facts.reserved.as_ref().filter(|given| applied < Some(given.timeline));
+        let restores = |job: &Job| job.component == RESTORE && given.is_some_and(|given| given.subject == job.subject);
+        for job in facts.jobs.iter().filter(|job| !job.ending && job.component != CLEANUP && !restores(job)) {
             if !needed.contains(&job)
                 && let Some(object) = facts.child("Job", &job.name)
             {

@@ -84,7 +84,10 @@ pub fn verdict<'a>(facts: &'a Facts<'a>, settings: &Settings) -> Verdict<'a> {
         let message = format!("spec.worker: the API server refuses the pods: {message}");
         return refused("PodsRefused", message, "correct spec.worker", false);
     }
-    let another = facts.applied.as_ref().is_some_and(|applied| applied.value.fingerprint != compiled.fingerprint);
+    // Whether it takes up the state of a savepoint, its check says.
+    let goes_on = matches!(super::restore::wish(facts, &pipeline.spec), super::restore::Wish::Nothing);
+    let former = facts.applied.as_ref().filter(|_| goes_on);
+    let another = former.is_some_and(|applied| applied.value.fingerprint != compiled.fingerprint);
     if let (true, Some(message)) = (another, misfit(facts, compiled)) {
         return refused("StateDoesNotFit", message, "undo the edit, or create the pipeline under a new name", true);
     }
