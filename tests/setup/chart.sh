@@ -26,8 +26,10 @@ chart=$(echo "$scratch"/millrace-*.tgz)
 render() {
     "$helm" template millrace "$chart" --namespace millrace-system --kube-version 1.34.0 --values "$1"
 }
-without_crds() {
-    awk -v RS='---\n' -v ORS='' '$0 != "" && !/\nkind: CustomResourceDefinition\n/ { print "---\n" $0 }'
+# Without what other files hold word for word: CRDs and dashboards.
+rendered_here() {
+    awk -v RS='---\n' -v ORS='' '
+        $0 != "" && !/\nkind: CustomResourceDefinition\n/ && !/\n  name: [a-z-]*-dashboard-/ { print "---\n" $0 }'
 }
 
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
@@ -40,7 +42,7 @@ for values in "$tests"/cases/*.yaml; do
     golden=$tests/golden/$name.yaml
     "$helm" lint --strict --quiet "$chart" --values "$values" || mistake "helm lint --strict fails with $values"
     render "$values" >"$scratch/rendered" || { mistake "helm template fails with $values"; continue; }
-    without_crds <"$scratch/rendered" >"$scratch/$name"
+    rendered_here <"$scratch/rendered" >"$scratch/$name"
     [ -z "${UPDATE:-}" ] || cp "$scratch/$name" "$golden"
     diff -u "$golden" "$scratch/$name" || mistake "$golden is out of date: run with UPDATE=1 and read the diff"
 done
@@ -55,6 +57,17 @@ for crd in crds/*.yaml; do
         <(sed -e '/^#/d' -e '/^$/d' -e '/^  annotations:$/{N;/helm.sh.resource-policy: keep$/d}' "$scratch/crd") \
         || mistake "the chart's $crd is another one"
 done
+
+# Dashboards: all of them, word for word; and with the other label where a namespace is enforced.
+dashboards() { # values
+    render "$1" >"$scratch/rendered" || { mistake "helm template fails with $1"; return; }
+    awk -v RS='---\n' -v ORS='' '/\n  name: [a-z-]*-dashboard-/' "$scratch/rendered" | sed -n 's/^    //p' | grep -v '^[a-z]'
+}
+cat charts/millrace/files/dashboards/*.json >"$scratch/dashboards"
+diff "$scratch/dashboards" <(dashboards "$tests/cases/everything.yaml") || mistake "the chart's dashboards are others"
+if dashboards "$tests/cases/namespaces-with-identity.yaml" | grep -nE '[^_]namespace[=",]'; then
+    mistake 'a dashboard that looks for a label which is enforced'
+fi
 
 # Rights: named one by one, none that hands out rights, and nothing cluster-wide where that was ruled out.
 if grep -nE '\*' "$tests"/golden/*.yaml; then

@@ -12,7 +12,7 @@ want() { # what must be there, the Debian package that brings it, why
 }
 
 libclang() {
-    ls /usr/lib/llvm-*/lib/libclang*.so* /usr/lib/*/libclang*.so* 2>/dev/null | grep -q .
+    compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' || compgen -G '/usr/lib/*/libclang*.so*'
 }
 
 want 'command -v clang' clang 'compiles RocksDB in half the time that g++ takes'
@@ -38,18 +38,42 @@ want 'command -v buildah' buildah 'makes our image'
 want 'command -v mmdebstrap' mmdebstrap 'makes the Debian that the image is built on'
 want 'command -v strip' binutils 'makes the programs in it smaller'
 
-if [ ${#missing[@]} -gt 0 ]; then
+# Debian's packages would run these as services, on ports that the machine may need.
+prometheus=${MILLRACE_CACHE:-$HOME/.cache/millrace}/prometheus
+unpacked=()
+if [ ! -d "$prometheus" ]; then
+    printf 'setup: Prometheus and Alertmanager are missing: they test our rules; they go to %s\n' "$prometheus"
+    unpacked=(prometheus prometheus-alertmanager)
+fi
+
+needed=("${missing[@]}" "${unpacked[@]}")
+if [ ${#needed[@]} -gt 0 ]; then
     if ! command -v apt-get >/dev/null; then
-        printf 'setup: this is not Debian: install %s by hand\n' "${missing[*]}" >&2
+        printf 'setup: this is not Debian: install %s by hand\n' "${needed[*]}" >&2
         exit 1
     fi
     as_root=()
     [ "$(id -u)" -eq 0 ] || as_root=(sudo)
     # An image that was just made has no package lists; where they are there, an update would only cost time.
-    if [ -z "$(apt-cache policy "${missing[0]}" 2>/dev/null | grep 'Candidate: [^(]' || true)" ]; then
+    if [ -z "$(apt-cache policy "${needed[0]}" 2>/dev/null | grep 'Candidate: [^(]' || true)" ]; then
         "${as_root[@]}" apt-get update -q
     fi
+fi
+if [ ${#missing[@]} -gt 0 ]; then
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"
+fi
+if [ ${#unpacked[@]} -gt 0 ]; then
+    rm -rf "$prometheus.next"
+    mkdir -p "$prometheus.next"
+    (
+        cd "$prometheus.next"
+        apt-get download -q -o APT::Sandbox::User=root "${unpacked[@]}"
+        for package in *.deb; do
+            dpkg-deb --extract "$package" .
+            rm "$package"
+        done
+    )
+    mv "$prometheus.next" "$prometheus"
 fi
 
 if ! command -v cargo >/dev/null; then

@@ -38,4 +38,4 @@ if [ ! -d "$home/$inputs" ]; then
     mv "$next" "$home/$inputs"
 fi
 ln -sfn "$inputs" "$home/bin"
-"$home/bin/kubectl" version --client | head -n 1
+"$home/bin/kubectl" version --client | sed -n 1p

@@ -1,21 +1,24 @@
-//! The operator's side of a worker's control API, and authorities for both.
+//! The operator's side of a worker's control API, authorities for both, and workers that are managed by it.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use millrace_core::assignment::{Assignment, Placement};
 use millrace_core::ids::{Generation, Partition};
 use millrace_core::report::WorkerReport;
+use millrace_kafka_harness::wait;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-use crate::story::DEADLINE;
+use crate::kafka::shared as kafka;
+use crate::story::{DEADLINE, Shape, Story, Worker};
 
 /// What every worker is called, since it is reached by an address.
 const NAME: &str = "worker.millrace";
@@ -115,9 +118,19 @@ impl Client {
         Ok(serde_json::from_str(&body)?)
     }
 
+    /// Asks for slices: status and text of the answer.
+    pub fn slices(&self, to: SocketAddr, query: &str) -> anyhow::Result<(u16, String)> {
+        self.ask(to, "GET", &format!("/v1/slices{query}"), "")
+    }
+
     /// Hands an assignment over: status and text of the answer.
     pub fn assign(&self, to: SocketAddr, assignment: &Assignment) -> anyhow::Result<(u16, String)> {
         self.ask(to, "PUT", "/v1/assignment", &serde_json::to_string(assignment)?)
+    }
+
+    /// Says that nobody will take its tasks: the status of the answer.
+    pub fn let_go(&self, to: SocketAddr) -> anyhow::Result<u16> {
+        Ok(self.ask(to, "PUT", "/v1/let-go", "")?.0)
     }
 }
 
@@ -128,5 +141,77 @@ pub fn assignment(generation: u64, stages: &[&str], partitions: i32) -> Assignme
         (0..partitions).map(move |p| Placement { stage: stage.clone(), partition: Partition(p), worker: 0, lane: 0 })
     };
     let tasks = stages.iter().flat_map(place).collect();
-    Assignment { generation: Generation(generation), plan: 1, tasks, drain: false, accepts: Vec::new() }
+    Assignment { generation: Generation(generation), plan: 1, tasks, ..Assignment::default() }
+}
+
+/// A worker with its operator's side.
+pub struct Managed {
+    pub worker: Worker,
+    client: Client,
+    address: SocketAddr,
+}
+
+impl Managed {
+    /// The file has `first`; `more` are other arguments.
+    pub fn start(story: &Story, state: &str, first: &Assignment, more: &[&str]) -> anyhow::Result<Self> {
+        Self::start_of(story, &story.file(), state, first, more)
+    }
+
+    /// The same, of another pipeline's file.
+    pub fn start_of(
+        story: &Story,
+        pipeline: &Path,
+        state: &str,
+        first: &Assignment,
+        more: &[&str],
+    ) -> anyhow::Result<Self> {
+        let (authority, dir) = (Authority::new()?, story.dir().join(format!("control-{state}")));
+        install(&dir, &[&authority], &authority.sign()?)?;
+        let file = dir.join("assignment.json");
+        std::fs::write(&file, serde_json::to_vec(first)?)?;
+        let (file, dir) = (file.display().to_string(), dir.display().to_string());
+        let arguments = ["--assignment", &file, "--control", "127.0.0.1:0", "--control-tls", &dir];
+        let mut worker = Worker::start(pipeline, &story.dir().join(state), &[&arguments[..], more].concat())?;
+        worker.wait_log("control=", 1)?;
+        let log = worker.log();
+        let address = log.split("control=").nth(1).and_then(|rest| rest.split_whitespace().next());
+        let address = address.context("the address is logged")?.parse()?;
+        Ok(Self { worker, client: Client::new(&[&authority], Some(&authority.sign()?))?, address })
+    }
+
+    pub fn status(&self) -> WorkerReport {
+        self.client.status(self.address).expect("the worker answers")
+    }
+
+    pub fn assign(&self, assignment: &Assignment) -> (u16, String) {
+        self.client.assign(self.address, assignment).expect("the worker answers")
+    }
+
+    pub fn let_go(&self) -> u16 {
+        self.client.let_go(self.address).expect("the worker answers")
+    }
+
+    /// It is told to end, and that nobody takes its tasks.
+    pub fn end(self) {
+        assert_eq!(self.let_go(), 200);
+        self.worker.stop().expect("a clean end");
+    }
+
+    /// Waits until it says so.
+    pub fn wait(&self, what: &str, condition: impl Fn(&WorkerReport) -> bool) -> WorkerReport {
+        let mut seen = WorkerReport::default();
+        let waited = wait::until(what, DEADLINE, || {
+            seen = self.status();
+            Ok(condition(&seen))
+        });
+        waited.unwrap_or_else(|error| panic!("{error:#}: {seen:#?}\n{}", self.worker.log()));
+        seen
+    }
+}
+
+/// A story with no more load than a busy machine carries.
+pub fn paced(name: &str, shape: Shape) -> Story {
+    let mut story = Story::new(kafka(), name, shape, 2).expect("the story's topics are made");
+    story.pace = Duration::from_millis(20);
+    story
 }

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Context;
-use millrace_core::ids::{Offset, Partition};
+use millrace_core::ids::{Offset, Partition, Timeline};
 use millrace_core::plan::Plan;
 use millrace_kafka_harness::{Kafka, Message, Record};
 use millrace_runtime::engine::EngineConfig;
@@ -159,6 +159,8 @@ fn live(kafka: &Kafka, plan: &Plan, ride: &Ride) -> anyhow::Result<NamedTotals> 
             waiting_rows_max: ride.waiting_rows_max,
             budget: StateBudget::new(1 << 20, 1 << 20),
             isolate: false,
+            storage: None,
+            timeline: Timeline(1),
             epoch_timeout_ms: None,
         };
         if let Some(totals) = run_to_end(plan, log, config, faults)? {

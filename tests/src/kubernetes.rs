@@ -1,24 +1,34 @@
 //! Pipelines on a real cluster with a real Kafka: the chart is installed once for all tests of a process, and each test
 //! applies a pipeline of its own, as a user does, and compares what comes out with the naive model.
 
+use std::path::Path;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use millrace_cluster_harness::{Cluster, image};
 use millrace_kafka_harness::{Kafka, Options, wait};
 use serde_json::{Value, json};
 
+use crate::s3::{self, S3};
 use crate::story::{DEADLINE, Shape, Story};
 
 /// Where the operator is.
 pub const SYSTEM: &str = "millrace-system";
 /// The chart's release.
 const RELEASE: &str = "millrace";
+const OPERATOR: &str = "deployment/millrace-operator";
+const OPERATOR_PODS: &str = "app.kubernetes.io/component=operator";
+/// The listener of the world's Kafka where users show who they are. The other one asks nobody.
+const SASL: usize = 0;
+/// There a connection ends after so long unless its client shows again who it is.
+pub const SESSION: Duration = Duration::from_secs(5);
 
-/// A cluster with the chart installed, and a Kafka that its pods reach.
+/// A cluster with the chart installed, and a Kafka and an object store that its pods reach.
 pub struct World {
     pub cluster: Cluster,
     pub kafka: Kafka,
+    pub s3: S3,
 }
 
 /// One for all tests of a process. The harness ends it with the process.
@@ -27,46 +37,90 @@ pub fn world() -> &'static World {
     WORLD.get_or_init(|| World::new().expect("a cluster with the chart on it"))
 }
 
+/// What helm is told to install the chart, or to change what was installed.
+pub fn installation(chart: &str) -> [&str; 13] {
+    [
+        "upgrade",
+        "--install",
+        RELEASE,
+        chart,
+        "--namespace",
+        SYSTEM,
+        "--create-namespace",
+        "--wait",
+        "--timeout=3m",
+        // The image is on the node, under the name that the harness gave it.
+        "--set=image.repository=localhost/millrace",
+        "--set=image.pullPolicy=Never",
+        // Two cores carry the whole cluster.
+        "--set=worker.resources.requests.cpu=50m",
+        "--set=worker.resources.requests.memory=256Mi",
+    ]
+}
+
 impl World {
     pub fn new() -> anyhow::Result<Self> {
-        let cluster = Cluster::with_node(&[image()?])?;
-        cluster.tag_image("localhost/millrace:latest", concat!("localhost/millrace:", env!("CARGO_PKG_VERSION")))?;
-        let kafka = Kafka::start(&Options { address: Some(cluster.host_address()?), ..Options::default() })?;
-        let world = Self { cluster, kafka };
+        let world = Self::without_chart()?;
         world.install(&[])?;
         Ok(world)
     }
 
+    pub fn without_chart() -> anyhow::Result<Self> {
+        let cluster = Cluster::with_node(&[image()?])?;
+        cluster.tag_image("localhost/millrace:latest", concat!("localhost/millrace:", env!("CARGO_PKG_VERSION")))?;
+        let of_users = |name: &str| format!("listener.name.sasl.scram-sha-512.{name}");
+        let scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;";
+        let kafka = Kafka::start(&Options {
+            address: Some(cluster.host_address()?),
+            listeners: vec![("SASL".to_owned(), "SASL_PLAINTEXT".to_owned())],
+            properties: vec![
+                ("sasl.enabled.mechanisms".to_owned(), "SCRAM-SHA-512".to_owned()),
+                (of_users("sasl.jaas.config"), scram.to_owned()),
+                (of_users("connections.max.reauth.ms"), SESSION.as_millis().to_string()),
+            ],
+            ..Options::default()
+        })?;
+        let s3 = S3::start(cluster.host_address()?)?;
+        Ok(Self { cluster, kafka, s3 })
+    }
+
+    /// Where users show who they are to its Kafka, by SCRAM-SHA-512.
+    pub fn servers_of_users(&self) -> String {
+        self.kafka.servers_of(SASL)
+    }
+
     /// Installs the chart, or changes what was installed.
     pub fn install(&self, more: &[&str]) -> anyhow::Result<String> {
-        let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/millrace");
-        let arguments = [
-            "upgrade",
-            "--install",
-            RELEASE,
-            chart,
-            "--namespace",
-            SYSTEM,
-            "--create-namespace",
-            "--wait",
-            "--timeout=3m",
-            // The image is on the node, under the name that the harness gave it.
-            "--set=image.repository=localhost/millrace",
-            "--set=image.pullPolicy=Never",
-            // Two cores carry the whole cluster.
-            "--set=worker.resources.requests.cpu=50m",
-            "--set=worker.resources.requests.memory=256Mi",
-        ];
-        let installed = self.cluster.helm(&[&arguments[..], more].concat());
+        self.install_chart(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/millrace")), more)
+    }
+
+    /// The same with a chart from a folder.
+    pub fn install_chart(&self, chart: &Path, more: &[&str]) -> anyhow::Result<String> {
+        let chart = chart.to_string_lossy();
+        let installed = self.cluster.helm(&[&installation(&chart)[..], more].concat());
         installed.with_context(|| self.cluster.diagnostics())
+    }
+
+    /// A command of Helm about the chart's release.
+    pub fn helm(&self, command: &str, more: &[&str]) -> anyhow::Result<String> {
+        self.cluster.helm(&[&[command, RELEASE, "--namespace", SYSTEM], more].concat())
     }
 
     /// Kills the operator as a node's loss would.
     pub fn kill_operator(&self) -> anyhow::Result<()> {
-        let selector = "app.kubernetes.io/component=operator";
         let force = ["--grace-period=0", "--force", "--wait=false"];
-        let delete = ["delete", "pod", "-n", SYSTEM, "-l", selector];
+        let delete = ["delete", "pod", "-n", SYSTEM, "-l", OPERATOR_PODS];
         self.cluster.kubectl(&[&delete[..], &force].concat()).map(drop)
+    }
+
+    /// Takes the operator away (0) or brings it back (1), and waits until that is so.
+    pub fn scale_operator(&self, replicas: usize) -> anyhow::Result<()> {
+        self.cluster.kubectl(&["scale", OPERATOR, "-n", SYSTEM, &format!("--replicas={replicas}")])?;
+        self.cluster.until(&format!("{replicas} operators"), || {
+            let pods = self.cluster.kubectl(&["get", "pods", "-n", SYSTEM, "-l", OPERATOR_PODS, "-o", "name"])?;
+            Ok(pods.lines().count() == replicas)
+        })?;
+        self.cluster.kubectl(&["rollout", "status", OPERATOR, "-n", SYSTEM, "--timeout=120s"]).map(drop)
     }
 }
 
@@ -78,6 +132,32 @@ pub struct Deployed {
     document: Value,
 }
 
+/// A pipeline over four partitions, and a load that two cores carry beside a cluster.
+pub fn deployed(name: &str, shape: Shape) -> Deployed {
+    let mut deployed = Deployed::new(name, shape, 4).expect("its namespace and its topics are made");
+    deployed.story.pace = Duration::from_millis(20);
+    deployed
+}
+
+/// (status, reason, message) of a condition, if it is about the newest generation.
+pub fn condition(object: &Value, kind: &str) -> Option<[String; 3]> {
+    let conditions = object["status"]["conditions"].as_array();
+    let of_kind = conditions.into_iter().flatten().find(|c| c["type"] == kind);
+    let current = of_kind.filter(|c| c["observedGeneration"] == object["metadata"]["generation"])?;
+    Some(["status", "reason", "message"].map(|field| current[field].as_str().unwrap_or_default().to_owned()))
+}
+
+/// What the Secret `s3` holds.
+fn keys() -> Value {
+    json!({"accessKeyId": s3::ACCESS_KEY, "secretAccessKey": s3::SECRET_KEY})
+}
+
+/// A Savepoint, as it is applied.
+pub fn savepoint(namespace: &str, name: &str, spec: &Value) -> Value {
+    let metadata = json!({"name": name, "namespace": namespace});
+    json!({"apiVersion": "millrace.dev/v1alpha1", "kind": "Savepoint", "metadata": metadata, "spec": spec})
+}
+
 impl Deployed {
     /// Makes its namespace, which takes restricted pods only, and its topics.
     pub fn new(name: &str, shape: Shape, partitions: i32) -> anyhow::Result<Self> {
@@ -87,10 +167,97 @@ impl Deployed {
         let namespace = format!("story-{name}");
         document["metadata"]["namespace"] = json!(namespace);
         document["spec"]["kafka"]["internal"]["prefix"] = json!(story.prefix());
-        world.cluster.kubectl(&["create", "namespace", &namespace])?;
-        let restricted = "pod-security.kubernetes.io/enforce=restricted";
-        world.cluster.kubectl(&["label", "namespace", &namespace, restricted])?;
-        Ok(Self { world, story, namespace, document })
+        let deployed = Self { world, story, namespace, document };
+        deployed.create_namespace()?;
+        Ok(deployed)
+    }
+
+    pub fn create_namespace(&self) -> anyhow::Result<()> {
+        let namespace = json!({
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": self.namespace, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
+        });
+        self.world.cluster.apply(&namespace.to_string()).map(drop)
+    }
+
+    /// Returns when nothing of it is left.
+    pub fn delete_namespace(&self) -> anyhow::Result<()> {
+        self.world.cluster.kubectl(&["delete", "namespace", &self.namespace, "--timeout=120s"]).map(drop)
+    }
+
+    /// Makes a Secret, or gives it other contents.
+    pub fn secret(&self, name: &str, contents: &Value) -> anyhow::Result<()> {
+        self.secret_in(&self.namespace, name, contents)
+    }
+
+    fn secret_in(&self, namespace: &str, name: &str, contents: &Value) -> anyhow::Result<()> {
+        let metadata = json!({"name": name, "namespace": namespace});
+        let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": contents});
+        self.world.cluster.apply(&secret.to_string()).map(drop)
+    }
+
+    /// Snapshots in the world's object store, each behind so many bytes of a changelog: a field for [`Self::apply`].
+    pub fn snapshots(&self, after: &str) -> anyhow::Result<(&'static str, Value)> {
+        self.secret("s3", &keys())?;
+        let storage: Value = serde_saphyr::from_str(&self.world.s3.storage())?;
+        Ok(("/state", json!({"storage": storage, "snapshots": {"after": after}})))
+    }
+
+    pub fn scale(&self, replicas: u32) -> anyhow::Result<()> {
+        let pipeline = format!("pipeline/{}", self.story.name);
+        self.kubectl(&["scale", &pipeline, &format!("--replicas={replicas}")]).map(drop)
+    }
+
+    /// Waits until tasks are on the move.
+    pub fn wait_rescaling(&self) -> anyhow::Result<()> {
+        self.until("tasks to move", || Ok(self.object()?["status"]["rescale"].is_object()))
+    }
+
+    /// Waits until so many workers have all tasks, and no others are left.
+    pub fn wait_scaled(&self, replicas: usize) -> anyhow::Result<()> {
+        self.wait_ready()?;
+        self.until("nothing to move", || Ok(self.object()?["status"]["rescale"].is_null()))?;
+        self.wait_pods(replicas)
+    }
+
+    /// Makes a Savepoint of it, and waits until it is whole. Where its document is.
+    pub fn save(&self, name: &str) -> anyhow::Result<String> {
+        let savepoint = savepoint(&self.namespace, name, &json!({"pipelineRef": {"name": self.story.name}}));
+        self.world.cluster.apply(&savepoint.to_string())?;
+        let condition = "--for=condition=Ready";
+        let waited = self.kubectl(&["wait", condition, &format!("savepoint/{name}"), "--timeout=120s"]);
+        waited.with_context(|| self.world.cluster.diagnostics())?;
+        self.kubectl(&["get", "savepoint", name, "-o", "jsonpath={.status.location}"])
+    }
+
+    /// Another pipeline, in a namespace of its own and into the topic `<name>-out`, begins with a savepoint from somewhere
+    /// else. Returns when it runs.
+    pub fn go_on_as(&self, name: &str, location: &str, replicas: u32) -> anyhow::Result<()> {
+        let (World { cluster, kafka, .. }, namespace) = (self.world, format!("story-{name}"));
+        cluster.kubectl(&["create", "namespace", &namespace])?;
+        self.secret_in(&namespace, "s3", &keys())?;
+        let out = format!("{name}-out");
+        kafka.create_topic(&out, self.story.partitions(), &[])?;
+        let imported = savepoint(&namespace, "imported", &json!({"from": {"location": location}}));
+        cluster.apply(&imported.to_string())?;
+        let mut document = self.renamed(name);
+        document["metadata"]["namespace"] = json!(namespace);
+        let spec = &mut document["spec"];
+        (spec["sinks"][0]["kafka"]["topic"], spec["replicas"]) = (json!(out), json!(replicas));
+        spec["restore"] = json!({"savepointRef": {"name": "imported"}});
+        cluster.apply(&document.to_string())?;
+        let wait = ["wait", "--namespace", &namespace, "--for=condition=Ready", &format!("pipeline/{name}")];
+        let waited = cluster.kubectl(&[&wait[..], &["--timeout=180s"]].concat());
+        waited.map(drop).with_context(|| cluster.diagnostics())
+    }
+
+    /// The document that is applied, as that of another pipeline.
+    pub fn renamed(&self, name: &str) -> Value {
+        let mut document = self.document.clone();
+        document["metadata"]["name"] = json!(name);
+        document["spec"]["kafka"]["internal"]["prefix"] = json!(format!("test.{name}"));
+        document
     }
 
     /// Sets fields of the document, each by its JSON pointer below the spec, and applies it.
@@ -114,12 +281,7 @@ impl Deployed {
 
     /// (status, reason, message) of a condition of the newest generation.
     pub fn condition(&self, kind: &str) -> anyhow::Result<Option<[String; 3]>> {
-        let object = self.object()?;
-        let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        let of_kind = conditions.iter().find(|c| c["type"] == kind);
-        let current = of_kind.filter(|c| c["observedGeneration"] == object["metadata"]["generation"]);
-        let text = |c: &Value, field: &str| c[field].as_str().unwrap_or_default().to_owned();
-        Ok(current.map(|c| ["status", "reason", "message"].map(|field| text(c, field))))
+        Ok(condition(&self.object()?, kind))
     }
 
     /// Waits until a condition of the newest generation is as told; an empty reason is any.
@@ -131,6 +293,16 @@ impl Deployed {
         })
         .with_context(|| format!("{kind} is {seen:?}"))?;
         seen.context("it was seen")
+    }
+
+    /// Waits for what holds a deletion up until the operator has done its part of it.
+    pub fn wait_held(&self) -> anyhow::Result<()> {
+        self.until("the finalizer", || Ok(self.object()?["metadata"]["finalizers"].is_array()))
+    }
+
+    /// Number of the applied plan.
+    pub fn plan(&self) -> anyhow::Result<i64> {
+        self.object()?["status"]["planNumber"].as_i64().context("a plan was applied")
     }
 
     pub fn wait_ready(&self) -> anyhow::Result<()> {
@@ -156,9 +328,19 @@ impl Deployed {
     }
 
     pub fn pods(&self) -> anyhow::Result<Vec<String>> {
-        let selector = format!("millrace.dev/pipeline={},app.kubernetes.io/component=worker", self.story.name);
-        let names = self.kubectl(&["get", "pods", "-l", &selector, "-o", "name"])?;
+        let names = self.kubectl(&["get", "pods", "-l", &self.selector(), "-o", "name"])?;
         Ok(names.lines().map(|name| name.trim_start_matches("pod/").to_owned()).collect())
+    }
+
+    fn selector(&self) -> String {
+        format!("millrace.dev/pipeline={},app.kubernetes.io/component=worker", self.story.name)
+    }
+
+    /// Name, uid and restarts of each pod: equal while none was replaced or started again.
+    pub fn lives(&self) -> anyhow::Result<String> {
+        let of_pod = "{.metadata.name} {.metadata.uid} {.status.containerStatuses[*].restartCount}";
+        let path = format!("jsonpath={{range .items[*]}}{of_pod}{{\"\\n\"}}{{end}}");
+        self.kubectl(&["get", "pods", "-l", &self.selector(), "-o", &path])
     }
 
     pub fn wait_pods(&self, count: usize) -> anyhow::Result<()> {
@@ -167,8 +349,28 @@ impl Deployed {
 
     /// SIGKILL for the process of a worker.
     pub fn kill_worker(&self, ordinal: u32) -> anyhow::Result<()> {
-        let pod = format!("{}-{ordinal}", self.story.name);
-        self.world.cluster.signal_container(&self.namespace, &pod, "worker", "KILL")
+        self.world.cluster.signal_container(&self.namespace, &self.pod(ordinal), "worker", "KILL")
+    }
+
+    pub fn pod(&self, ordinal: u32) -> String {
+        format!("{}-{ordinal}", self.story.name)
+    }
+
+    /// As a drain of its node does.
+    pub fn evict(&self, ordinal: u32) -> anyhow::Result<()> {
+        let (pod, file) = (self.pod(ordinal), self.story.dir().join("eviction.json"));
+        let metadata = json!({"name": pod, "namespace": self.namespace});
+        let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata});
+        std::fs::write(&file, eviction.to_string()).context("write the eviction")?;
+        let path = format!("/api/v1/namespaces/{}/pods/{pod}/eviction", self.namespace);
+        let evict = ["create", "--raw", &path, "-f", &file.to_string_lossy()];
+        // The budget of its disruptions may not have been counted yet.
+        self.until(&format!("{pod} to be evicted"), || Ok(self.kubectl(&evict).is_ok()))
+    }
+
+    /// All that a worker logs until its container ends.
+    pub fn log_to_the_end(&self, ordinal: u32) -> anyhow::Result<String> {
+        self.kubectl(&["logs", "--follow", "--container=worker", &self.pod(ordinal)])
     }
 
     pub fn delete(&self) -> anyhow::Result<()> {
@@ -182,7 +384,17 @@ impl Deployed {
     }
 
     pub fn until(&self, what: &str, condition: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
-        wait::until(what, DEADLINE, condition).with_context(|| self.world.cluster.diagnostics())
+        self.within(DEADLINE, what, condition)
+    }
+
+    /// For what was promised within some time.
+    pub fn within(
+        &self,
+        deadline: Duration,
+        what: &str,
+        condition: impl FnMut() -> anyhow::Result<bool>,
+    ) -> anyhow::Result<()> {
+        wait::until(what, deadline, condition).with_context(|| self.world.cluster.diagnostics())
     }
 
     /// `kubectl wait`, as it is used in a CI; true if it succeeds within a moment.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
+use millrace_core::ids::Timeline;
 use millrace_core::plan::Plan;
 use millrace_crds::check;
 use millrace_runtime::engine::{Engine, EngineConfig, Exit};
@@ -18,10 +19,15 @@ use serde_json::Value;
 
 pub mod certificates;
 pub mod control;
+pub mod external_metric;
 pub mod faulty;
 pub mod kafka;
 pub mod kubernetes;
+pub mod process;
+pub mod prometheus;
 pub mod proxy;
+pub mod s3;
+pub mod savepoint;
 pub mod shop;
 pub mod spec;
 pub mod story;
@@ -165,6 +171,8 @@ fn life(
         waiting_rows_max: ride.waiting_rows_max,
         budget: StateBudget::new(1 << 20, 1 << 20),
         isolate: false,
+        storage: None,
+        timeline: Timeline(1),
         epoch_timeout_ms: None,
     };
     run_to_end(plan, log, config, faults)

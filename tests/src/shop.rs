@@ -191,7 +191,8 @@ fn partition(key: &str) -> i32 {
     Partitioner::Murmur2.partition(key.as_bytes(), PARTITIONS).0
 }
 
-fn now_ms() -> anyhow::Result<i64> {
+/// Milliseconds since 1970.
+pub fn now_ms() -> anyhow::Result<i64> {
     let passed = SystemTime::now().duration_since(UNIX_EPOCH).context("read the clock")?;
     Ok(passed.as_millis() as i64)
 }

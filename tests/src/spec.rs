@@ -24,6 +24,8 @@ pub struct Spec<'a> {
     pub join_type: &'a str,
     pub dead_letter: bool,
     pub commit_interval: &'a str,
+    /// Fields of `spec.state`.
+    pub state: &'a str,
 }
 
 /// Orders that are partitioned as the customers are.
@@ -45,6 +47,7 @@ impl Default for Spec<'_> {
             join_type: "Left",
             dead_letter: false,
             commit_interval: "100ms",
+            state: "",
         }
     }
 }
@@ -52,7 +55,7 @@ impl Default for Spec<'_> {
 impl Spec<'_> {
     pub fn yaml(&self) -> String {
         let Self { name, bootstrap_servers, kafka, topics, order_key, customer, order_time, .. } = self;
-        let Self { table_key, table, join, join_type, commit_interval, .. } = self;
+        let Self { table_key, table, join, join_type, commit_interval, state, .. } = self;
         let dead_letter =
             if self.dead_letter { format!("deadLetter: {{kafka: {{topic: {topics}dead}}}}") } else { String::new() };
         format!(
@@ -96,6 +99,7 @@ spec:
       kafka: {{topic: {topics}out}}
       format: {{type: Json}}
   delivery: {{commitInterval: {commit_interval}}}
+  state: {{{state}}}
   {dead_letter}
 "#
         )

@@ -29,6 +29,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Orders that are written at once, behind some changes.
 const BATCH: usize = 25;
 
+/// How long the topic of the orders keeps a record, in milliseconds: nothing goes while a story lasts.
+pub const RETENTION_MS: i64 = 100 * 365 * 24 * 3_600_000;
+
 /// How the pipeline joins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
@@ -69,12 +72,16 @@ pub struct Story {
     dir: tempfile::TempDir,
     /// Rows that must come out, by what was written so far.
     expected: Arc<Mutex<Vec<String>>>,
+    /// The partition of each order, by its id.
+    partitions_of: Arc<Mutex<Vec<i32>>>,
     generator: Option<Generator>,
     /// Where the generator stands while it does not run.
     load: Option<Load>,
     /// Between two batches of orders.
     pub pace: Duration,
     pub commit_interval: &'static str,
+    /// Fields of `spec.state`.
+    state: String,
 }
 
 /// What the generator writes next.
@@ -146,16 +153,38 @@ impl Story {
             partitions,
             dir: scratch()?,
             expected: Arc::default(),
+            partitions_of: Arc::default(),
             generator: None,
             load: None,
             pace: Duration::ZERO,
             commit_interval: "100ms",
+            state: String::new(),
         };
-        for topic in ["orders", "customers", "out"] {
+        kafka.create_topic(&story.topic("orders"), partitions, &[("retention.ms", &RETENTION_MS.to_string())])?;
+        for topic in ["customers", "out"] {
             kafka.create_topic(&story.topic(topic), partitions, &[])?;
         }
         std::fs::write(story.file(), story.yaml(&kafka.bootstrap_servers())).context("write the pipeline")?;
         Ok(story)
+    }
+
+    /// Gives the pipeline other fields of `spec.state`.
+    pub fn set_state(&mut self, state: &str) -> anyhow::Result<()> {
+        self.state = state.to_owned();
+        std::fs::write(self.file(), self.yaml(&self.kafka.bootstrap_servers())).context("write the pipeline")
+    }
+
+    pub fn partitions(&self) -> i32 {
+        self.partitions
+    }
+
+    pub fn kafka(&self) -> &'static Kafka {
+        self.kafka
+    }
+
+    /// The partition of a table's key.
+    pub fn by_key(&self, key: &[u8]) -> i32 {
+        Partitioner::Murmur2.partition(key, self.partitions).0
     }
 
     /// What the names of the pipeline's own topics and ids begin with.
@@ -178,9 +207,23 @@ impl Story {
 
     /// The pipeline, as it reaches Kafka by `bootstrap_servers`.
     pub fn yaml(&self, bootstrap_servers: &str) -> String {
+        self.yaml_of(&self.name, bootstrap_servers)
+    }
+
+    /// Another pipeline that does the same into a topic of its own, `<name>-out`.
+    pub fn sibling(&self, name: &str) -> anyhow::Result<PathBuf> {
+        self.kafka.create_topic(&format!("{name}-out"), self.partitions, &[])?;
+        let yaml = self.yaml_of(name, &self.kafka.bootstrap_servers());
+        let (ours, theirs) = (format!("topic: {}", self.topic("out")), format!("topic: {name}-out"));
+        let file = self.dir.path().join(format!("{name}.yaml"));
+        std::fs::write(&file, yaml.replace(&ours, &theirs)).context("write the pipeline")?;
+        Ok(file)
+    }
+
+    fn yaml_of(&self, name: &str, bootstrap_servers: &str) -> String {
         let (order_key, table_key) = self.shape.keys();
         let spec = Spec {
-            name: &self.name,
+            name,
             bootstrap_servers,
             kafka: &format!(", internal: {{replicationFactor: {}}}", self.kafka.brokers()),
             topics: &format!("{}-", self.name),
@@ -189,6 +232,7 @@ impl Story {
             order_time: ", maxOutOfOrderness: 0s, idleTimeout: 2s",
             table_key,
             commit_interval: self.commit_interval,
+            state: &self.state,
             ..Spec::default()
         };
         spec.yaml()
@@ -198,6 +242,7 @@ impl Story {
     pub fn generate(&mut self, seed: u64) {
         let stop = Arc::new(AtomicBool::new(false));
         let (kafka, expected, told) = (self.kafka, Arc::clone(&self.expected), Arc::clone(&stop));
+        let partitions_of = Arc::clone(&self.partitions_of);
         let (orders, customers) = (self.topic("orders"), self.topic("customers"));
         let (partitions, aligned, pace) = (self.partitions, self.shape == Shape::Aligned, self.pace);
         let mut load = self.load.take().unwrap_or_else(|| Load::new(seed, partitions, aligned));
@@ -209,6 +254,8 @@ impl Story {
                 let (batch, rows) = load.orders();
                 // Counted before it is written, so that a row is never seen before it is expected.
                 expected.lock().expect("no test panics with the lock").extend(rows);
+                let partitions = batch.iter().map(|order| order.partition.unwrap_or_default());
+                partitions_of.lock().expect("no test panics with the lock").extend(partitions);
                 writer.produce(&orders, batch)?;
                 std::thread::park_timeout(pace);
             }
@@ -236,9 +283,26 @@ impl Story {
         Ok(())
     }
 
+    /// The partition of orders that a row came from.
+    pub fn partition_of(&self, row: &Value) -> anyhow::Result<i32> {
+        let id = row["id"].as_u64().context("a row has an id")?;
+        let partitions = self.partitions_of.lock().expect("no test panics with the lock");
+        partitions.get(id as usize).copied().with_context(|| format!("order {id} was not written"))
+    }
+
+    /// Rows that must come out of what was written so far.
+    pub fn expected(&self) -> Vec<String> {
+        self.expected.lock().expect("no test panics with the lock").clone()
+    }
+
     /// Rows that a `read_committed` reader sees.
     pub fn rows(&self) -> anyhow::Result<Vec<String>> {
-        let records = self.kafka.read_committed(&self.topic("out"))?;
+        self.rows_in(&self.topic("out"))
+    }
+
+    /// Rows that a `read_committed` reader sees in some topic.
+    pub fn rows_in(&self, topic: &str) -> anyhow::Result<Vec<String>> {
+        let records = self.kafka.read_committed(topic)?;
         let value = |r: &millrace_kafka_harness::Record| -> anyhow::Result<String> {
             let value: Value = serde_json::from_slice(r.value.as_deref().unwrap_or_default())?;
             Ok(value.to_string())
@@ -248,15 +312,27 @@ impl Story {
 
     /// Waits until so many rows can be seen.
     pub fn wait_rows(&self, count: usize) -> anyhow::Result<()> {
+        self.wait_rows_in(&self.topic("out"), count)
+    }
+
+    /// The same in some topic.
+    pub fn wait_rows_in(&self, topic: &str, count: usize) -> anyhow::Result<()> {
         let mut seen = 0;
         wait::until("rows to come out", DEADLINE, || {
-            seen = self.kafka.read_committed(&self.topic("out"))?.len();
+            seen = self.kafka.read_committed(topic)?.len();
             if seen < count {
                 std::thread::park_timeout(LOOK_EVERY);
             }
             Ok(seen >= count)
         })
         .with_context(|| format!("{seen} of {count} rows have come out"))
+    }
+
+    /// Waits until rows have come out whose writing takes so long from now on: the generator pauses behind each batch.
+    pub fn wait_rows_of(&self, time: Duration) -> anyhow::Result<()> {
+        ensure!(!self.pace.is_zero(), "a generator without pauses is as fast as it can be");
+        let batches = time.div_duration_f64(self.pace).ceil() as usize + 1;
+        self.wait_rows(self.written() + batches * BATCH)
     }
 
     /// Waits until every row is there, and more: what is there must be the model's answer, each row once.
@@ -439,9 +515,22 @@ pub fn http(address: &str, path: &str) -> anyhow::Result<(u16, String)> {
     Ok((status, body))
 }
 
-/// The program, which the build puts beside the tests.
+/// A command about a pipeline's file: what it printed, or its errors.
+pub fn millrace_on(arguments: &[&str], file: &Path) -> Result<String, String> {
+    let program = millrace().map_err(|error| error.to_string())?;
+    let output =
+        Command::new(program).args(arguments).arg("-f").arg(file).output().map_err(|error| error.to_string())?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+}
+
 pub fn millrace() -> anyhow::Result<PathBuf> {
+    program("millrace")
+}
+
+/// A program of ours, which the build puts beside the tests.
+pub fn program(name: &str) -> anyhow::Result<PathBuf> {
     let test = std::env::current_exe().context("find this test")?;
-    let built = test.ancestors().map(|dir| dir.join("millrace")).find(|path| path.is_file());
-    built.context("millrace is not built: run `make build`")
+    let built = test.ancestors().map(|dir| dir.join(name)).find(|path| path.is_file());
+    built.with_context(|| format!("{name} is not built: run `make build`"))
 }

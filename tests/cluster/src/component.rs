@@ -91,7 +91,8 @@ fn api_server(layout: &Layout) -> String {
         --requestheader-extra-headers-prefix=X-Remote-Extra- --requestheader-group-headers=X-Remote-Group
         --requestheader-username-headers=X-Remote-User --enable-aggregator-routing
         --proxy-client-cert-file={pki}/aggregator.crt --proxy-client-key-file={pki}/aggregator.key
-        --audit-policy-file={dir}/audit-policy.yaml --audit-log-path={dir}/audit.log --profiling=false",
+        --audit-policy-file={dir}/audit-policy.yaml --audit-log-path={dir}/audit.log --audit-log-maxsize=10000
+        --profiling=false",
         ip = network.node(),
         services = network.services(),
         pki = pki.display(),

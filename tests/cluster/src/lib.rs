@@ -57,6 +57,37 @@ pub struct Cluster {
     sandbox: Sandbox,
 }
 
+/// A pod whose node is as good as lost, until this is dropped.
+pub struct LostPod<'a> {
+    cluster: &'a Cluster,
+    /// Of its container, as the sandbox counts.
+    pid: String,
+    address: String,
+}
+
+impl LostPod<'_> {
+    fn cut(&self, change: &str) -> anyhow::Result<()> {
+        let rule = ["-w", "-t", "raw", change, "PREROUTING", "-s", &self.address, "-j", "DROP"];
+        run(self.cluster.sandbox.command("iptables").args(rule))
+    }
+
+    /// To the container, and to the shim that started it: kubelet learns nothing of it and cannot end it.
+    fn signal(&self, signal: &str) -> anyhow::Result<()> {
+        let script = r#"kill -"$1" "$2" "$(sed -n 's/^PPid:\t//p' "/proc/$2/status")""#;
+        run(self.cluster.sandbox.command("sh").args(["-c", script, "sh", signal, &self.pid]))
+    }
+}
+
+impl Drop for LostPod<'_> {
+    fn drop(&mut self) {
+        for undone in [self.cut("-D"), self.signal("CONT")] {
+            if let Err(error) = undone {
+                eprintln!("a pod stays lost: {error:#}");
+            }
+        }
+    }
+}
+
 /// What etcd held at some time.
 pub struct Snapshot(PathBuf);
 
@@ -158,6 +189,11 @@ impl Cluster {
         Ok(())
     }
 
+    /// A program beside the pods, which ends with the cluster at the latest.
+    pub fn inside(&self, program: &str) -> Command {
+        self.sandbox.command(program)
+    }
+
     /// Ends a part as SIGKILL does, and returns when it is gone.
     pub fn kill(&self, component: Component) -> anyhow::Result<()> {
         let name = component.name();
@@ -257,6 +293,12 @@ impl Cluster {
         self.sandbox.new_host_address()
     }
 
+    /// The addresses of pods, which are this machine's own from now on: for somebody who plays pods where no node is.
+    pub fn take_pod_addresses(&self) -> anyhow::Result<Vec<Ipv4Addr>> {
+        self.sandbox.take_pod_addresses().context("take the addresses of pods")?;
+        Ok(self.layout.network.pod_addresses().collect())
+    }
+
     /// Brings an image archive (OCI or Docker) to the node.
     pub fn load_image(&self, archive: &Path) -> anyhow::Result<()> {
         run(self.ctr().args(["images", "import"]).arg(archive))
@@ -275,10 +317,28 @@ impl Cluster {
 
     /// Sends a signal (as in `SIGKILL`) to the first process of a pod's container, from outside: nobody asks kubelet.
     pub fn signal_container(&self, namespace: &str, pod: &str, container: &str, signal: &str) -> anyhow::Result<()> {
+        let id = self.container(namespace, pod, container)?;
+        run(self.ctr().args(["tasks", "kill", "--signal", signal, &id]))
+    }
+
+    fn container(&self, namespace: &str, pod: &str, container: &str) -> anyhow::Result<String> {
         let path = format!("jsonpath={{.status.containerStatuses[?(@.name=='{container}')].containerID}}");
         let id = self.kubectl(&["get", "pod", "-n", namespace, pod, "-o", &path])?;
         let id = id.strip_prefix("containerd://").with_context(|| format!("{pod} has no running {container}"))?;
-        run(self.ctr().args(["tasks", "kill", "--signal", signal, id]))
+        Ok(id.to_owned())
+    }
+
+    /// Plays that a pod's node is lost: its processes and what containerd has around them stand still, and nothing that it
+    /// sends arrives. It ends with the value.
+    pub fn lose_pod(&self, namespace: &str, pod: &str, container: &str) -> anyhow::Result<LostPod<'_>> {
+        let (id, address) = (self.container(namespace, pod, container)?, "jsonpath={.status.podIP}");
+        let address = self.kubectl(&["get", "pod", "-n", namespace, pod, "-o", address])?;
+        let tasks = output(self.ctr().args(["tasks", "list"]))?;
+        let pid = tasks.lines().find_map(|line| line.strip_prefix(&id)?.split_whitespace().next());
+        let lost = LostPod { cluster: self, pid: pid.context("the container runs")?.to_owned(), address };
+        lost.cut("-I")?;
+        lost.signal("STOP")?;
+        Ok(lost)
     }
 
     /// What all containers of a pod have said.
@@ -286,7 +346,8 @@ impl Cluster {
         self.kubectl(&["logs", "-n", namespace, pod, "--all-containers", "--prefix"])
     }
 
-    /// Every write to the API, one JSON object a line, with `userAgent`, `verb`, `objectRef`, `stageTimestamp`.
+    /// Every write to the API, one JSON object a line, with `userAgent`, `verb`, `objectRef`, `stageTimestamp`. One
+    /// file, however long it gets.
     pub fn audit_log(&self) -> PathBuf {
         self.layout.dir.join("audit.log")
     }
@@ -303,10 +364,11 @@ impl Cluster {
         Ok(snapshot)
     }
 
-    /// Restores etcd as an administrator would: API server, controllers and scheduler start anew with it, since they
-    /// remember what is no longer so. Kubelet and other clients have to bear it.
+    /// Restores etcd as an administrator would: whatever of the cluster talks to its API starts anew, since it
+    /// remembers what is no longer so. Other clients have to bear it.
     pub fn restore(&self, snapshot: &Snapshot) -> anyhow::Result<()> {
-        let parts = [Component::Scheduler, Component::ControllerManager, Component::ApiServer, Component::Etcd];
+        use Component::{ApiServer, ControllerManager, CoreDns, Etcd, KubeProxy, Kubelet, Scheduler};
+        let parts = [Kubelet, KubeProxy, CoreDns, Scheduler, ControllerManager, ApiServer, Etcd];
         let parts: Vec<Component> = parts.into_iter().filter(|part| self.processes().contains_key(part)).collect();
         parts.iter().try_for_each(|part| self.kill(*part))?;
         let data = self.layout.dir.join("etcd");

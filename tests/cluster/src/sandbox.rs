@@ -100,6 +100,10 @@ impl Network {
     pub fn pods(self) -> String {
         format!("{}/21", self.address(2048))
     }
+
+    pub fn pod_addresses(self) -> impl Iterator<Item = Ipv4Addr> {
+        (2048..ADDRESSES).map(move |offset| self.address(offset))
+    }
 }
 
 pub struct Sandbox {
@@ -132,6 +136,11 @@ impl Sandbox {
         let address = self.network.host(index);
         ip(&["address", "add", &format!("{address}/24"), "dev", &self.link])?;
         Ok(address)
+    }
+
+    /// Makes all addresses of pods this machine's own. The route goes with the link, and the link with the sandbox.
+    pub fn take_pod_addresses(&self) -> anyhow::Result<()> {
+        ip(&["route", "add", "local", &self.network.pods(), "dev", &self.link])
     }
 
     pub fn dir(&self) -> &Path {

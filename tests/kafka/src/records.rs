@@ -124,7 +124,12 @@ impl Kafka {
         self.read(topic, "read_uncommitted")
     }
 
-    fn read(&self, topic: &str, isolation: &str) -> anyhow::Result<Vec<Record>> {
+    /// A `read_committed` consumer of all partitions of a topic from their beginning, which says where each one ends.
+    pub fn reader(&self, topic: &str) -> anyhow::Result<BaseConsumer> {
+        self.consumer(topic, "read_committed")
+    }
+
+    fn consumer(&self, topic: &str, isolation: &str) -> anyhow::Result<BaseConsumer> {
         let mut config = self.config();
         config
             .set("group.id", format!("read-{}", random::kafka_uuid()))
@@ -135,14 +140,18 @@ impl Kafka {
             .set("enable.partition.eof", "true");
         let consumer: BaseConsumer = config.create().context("make a consumer")?;
         let metadata = consumer.fetch_metadata(Some(topic), DEADLINE).context("fetch metadata")?;
-        let partitions: Vec<i32> = metadata.topics().iter().flat_map(|t| t.partitions()).map(|p| p.id()).collect();
-        ensure!(!partitions.is_empty(), "topic {topic} does not exist");
         let mut assignment = TopicPartitionList::new();
-        for partition in &partitions {
-            assignment.add_partition_offset(topic, *partition, Offset::Beginning)?;
+        for partition in metadata.topics().iter().flat_map(|t| t.partitions()) {
+            assignment.add_partition_offset(topic, partition.id(), Offset::Beginning)?;
         }
+        ensure!(assignment.count() > 0, "topic {topic} does not exist");
         consumer.assign(&assignment).context("assign partitions")?;
-        let mut left: Vec<i32> = partitions;
+        Ok(consumer)
+    }
+
+    fn read(&self, topic: &str, isolation: &str) -> anyhow::Result<Vec<Record>> {
+        let consumer = self.consumer(topic, isolation)?;
+        let mut left: Vec<i32> = consumer.assignment()?.elements().iter().map(|p| p.partition()).collect();
         let mut records = Vec::new();
         let start = Instant::now();
         while !left.is_empty() {

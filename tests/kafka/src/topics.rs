@@ -119,8 +119,23 @@ impl Kafka {
 
     /// Behind the last record of a partition.
     pub fn end(&self, topic: &str, partition: i32) -> anyhow::Result<i64> {
+        Ok(self.range(topic, partition)?.1)
+    }
+
+    /// The first record of a partition that is still there, and behind the last one.
+    pub fn range(&self, topic: &str, partition: i32) -> anyhow::Result<(i64, i64)> {
         let client: BaseConsumer = self.config().create().context("make a client")?;
-        Ok(client.fetch_watermarks(topic, partition, DEADLINE).context("look up an end")?.1)
+        client.fetch_watermarks(topic, partition, DEADLINE).context("look up where a partition begins and ends")
+    }
+
+    /// Whether a transaction that is open keeps records of a partition from those who read what is committed.
+    pub fn hides(&self, topic: &str, partition: i32) -> anyhow::Result<bool> {
+        let (_, stable) = self.range(topic, partition)?;
+        let mut config = self.config();
+        let client: BaseConsumer =
+            config.set("isolation.level", "read_uncommitted").create().context("make a client")?;
+        let (_, end) = client.fetch_watermarks(topic, partition, DEADLINE).context("look up where a partition ends")?;
+        Ok(stable < end)
     }
 
     /// Waits until every partition of a topic has a leader.

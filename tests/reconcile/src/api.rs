@@ -31,6 +31,8 @@ pub struct Api {
     version: u64,
     uids: u64,
     pub now_ms: i64,
+    /// How long a pod has from when it was told to end.
+    pub grace_ms: i64,
     pub namespace_ends: bool,
 }
 
@@ -161,8 +163,8 @@ impl Api {
         if !held && kind != "Pod" {
             self.remove(&(kind.to_owned(), name.to_owned()));
         } else if !there["metadata"]["deletionTimestamp"].is_string() {
-            let now = self.now();
-            self.change(kind, name, |object| object["metadata"]["deletionTimestamp"] = json!(now));
+            let end = Timestamp::from_ms(self.now_ms + if kind == "Pod" { self.grace_ms } else { 0 });
+            self.change(kind, name, |object| object["metadata"]["deletionTimestamp"] = json!(end));
         }
         Ok(())
     }
@@ -177,15 +179,35 @@ impl Api {
         match action {
             Action::Put { object, over } => self.apply(object, over.as_deref()),
             Action::Delete { kind, name, uid, .. } => self.delete(kind, name, Some(uid)),
-            Action::SetFinalizers { finalizers, over } => {
+            Action::SetFinalizers { savepoint, finalizers, over } => {
+                let (kind, name) = match savepoint {
+                    Some(name) => ("Savepoint", name.as_str()),
+                    None => ("Pipeline", pipeline),
+                };
+                let there = self.get(kind, name).ok_or(Refusal::Missing)?;
+                if text(there, "resourceVersion") != over {
+                    return Err(Refusal::Conflict);
+                }
+                self.change(kind, name, |object| object["metadata"]["finalizers"] = json!(finalizers));
+                Ok(())
+            }
+            Action::Scale { replicas, over } => {
                 let there = self.get("Pipeline", pipeline).ok_or(Refusal::Missing)?;
                 if text(there, "resourceVersion") != over {
                     return Err(Refusal::Conflict);
                 }
-                self.change("Pipeline", pipeline, |object| object["metadata"]["finalizers"] = json!(finalizers));
+                self.change("Pipeline", pipeline, |object| object["spec"]["replicas"] = json!(replicas));
                 Ok(())
             }
-            Action::Certify(_) | Action::Push { .. } => Ok(()),
+            Action::SavepointStatus { name, uid, status, over } => {
+                let there = self.get("Savepoint", name).ok_or(Refusal::Missing)?;
+                if text(there, "resourceVersion") != over || text(there, "uid") != uid {
+                    return Err(Refusal::Conflict);
+                }
+                self.change("Savepoint", name, |object| object["status"] = json!(status));
+                Ok(())
+            }
+            Action::Certify(_) | Action::Push { .. } | Action::LetGo { .. } => Ok(()),
         }
     }
 

@@ -2,14 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use millrace_operator_core::names::TEMPLATE_LABEL;
+use millrace_core::ids::Timeline;
+use millrace_operator_core::names::{TEMPLATE_LABEL, history};
 use millrace_simulator::rng::Rng;
 use serde_json::Value;
 
-use crate::api::label;
+use crate::api::{label, text};
 use crate::oracle::{Violation, data};
-use crate::wish::{Fit, NAME, fit, number};
-use crate::world::World;
+use crate::wish::{Fit, NAME, READS, WRITES, fit, number};
+use crate::worker::Process;
+use crate::world::{World, make_savepoint};
 
 /// Steps in which the world must come to what was asked for.
 const STEPS_MAX: usize = 5_000;
@@ -21,8 +23,16 @@ pub enum Ending {
     Plain,
     /// Then the spec gets a mistake.
     Broken,
-    /// Then there shall be fewer pods.
-    Smaller,
+    /// Then there shall be fewer pods, then more, and half-way as many as before.
+    Rescaled,
+    /// Then one pod after another is told to end, by somebody else.
+    Evicted,
+    /// Then the node of a worker is lost: its pod is told to end, and does not.
+    NodeLost,
+    /// Then the only worker is replaced.
+    RolledAlone,
+    /// Then it is saved while workers are killed, and goes back to what was saved, twice.
+    Restored,
     Deleted,
     /// Deleted with all that it owns, while the brokers do not answer.
     DeletedWithoutBrokers,
@@ -35,7 +45,12 @@ impl Ending {
             Self::Plain,
             Self::Plain,
             Self::Broken,
-            Self::Smaller,
+            Self::Rescaled,
+            Self::Evicted,
+            Self::NodeLost,
+            Self::RolledAlone,
+            Self::Restored,
+            Self::Restored,
             Self::Deleted,
             Self::DeletedWithoutBrokers,
             Self::NamespaceEnds,
@@ -52,22 +67,34 @@ impl World {
             self.until(Self::gone)?;
         }
         self.wish.mend();
+        self.wish.restore = None;
         match ending {
-            Ending::Smaller => (self.wish.replicas, self.wish.state) = (3, "Running"),
-            Ending::Broken => (self.wish.replicas, self.wish.state) = (2, "Running"),
+            Ending::Rescaled => (self.wish.replicas, self.wish.state) = (3, "Running"),
+            Ending::Evicted | Ending::NodeLost => {
+                (self.wish.replicas, self.wish.state) = (1 + self.rng.below(3) as u32, "Running");
+            }
+            Ending::RolledAlone => (self.wish.replicas, self.wish.state) = (1, "Running"),
+            Ending::Broken | Ending::Restored => (self.wish.replicas, self.wish.state) = (2, "Running"),
             Ending::DeletedWithoutBrokers => self.wish.deletion = "Delete",
             _ => {}
         }
         if let Some(lost) = self.lost_plan() {
             self.restore_plan(lost)?;
         }
+        self.restore_savepoint();
+        let made = make_savepoint(&mut self.api, "last", "Delete");
+        self.trace.line(format_args!("a last savepoint: {made:?}"));
         self.submit();
         self.until(Self::settled)?;
         self.rest()?;
         match ending {
             Ending::Plain => Ok(()),
             Ending::Broken => self.break_spec(),
-            Ending::Smaller => self.scale_down(),
+            Ending::Rescaled => self.rescale(),
+            Ending::Evicted => self.evict(),
+            Ending::NodeLost => self.lose_a_node(),
+            Ending::RolledAlone => self.roll_alone(),
+            Ending::Restored => self.go_back(),
             Ending::Deleted | Ending::DeletedWithoutBrokers | Ending::NamespaceEnds => self.delete(ending),
         }
     }
@@ -89,6 +116,47 @@ impl World {
         Ok(())
     }
 
+    /// The user goes back to some savepoint, if there is one, half of the time.
+    fn restore_savepoint(&mut self) {
+        let whole = self.api.of_kind("Savepoint").filter_map(|savepoint| {
+            let (plan, _) = self.kafka.storage.written.get(savepoint["status"]["location"].as_str()?)?;
+            let stays = !savepoint["metadata"]["deletionTimestamp"].is_string();
+            stays.then(|| (text(savepoint, "name").to_owned(), *plan))
+        });
+        if let Some((name, plan)) = whole.last().filter(|_| self.rng.per_mille(500)) {
+            self.wish.plan = plan;
+            self.wish.restore = Some((name, 9));
+        }
+    }
+
+    fn go_back(&mut self) -> Result<(), Violation> {
+        let made = make_savepoint(&mut self.api, "killed", "Retain");
+        self.trace.line(format_args!("one under fire: {made:?}"));
+        for _ in 0..10 {
+            self.some_steps(60)?;
+            self.nodes.kill(&mut self.api, &mut self.rng);
+        }
+        self.until(Self::settled)?;
+        let last = self.api.get("Savepoint", "last").and_then(|last| last["status"]["location"].as_str());
+        let Some((plan, _)) = last.and_then(|last| self.kafka.storage.written.get(last)) else { return Ok(()) };
+        let plan = *plan;
+        for attempt in 1..=2 {
+            self.wish.restore = Some(("last".to_owned(), attempt));
+            // In the middle the other one of its pair is asked for.
+            for plan in [plan, plan ^ 1] {
+                self.wish.plan = plan;
+                self.submit();
+                self.some_steps(600)?;
+            }
+            self.until(Self::settled)?;
+        }
+        self.rest()
+    }
+
+    fn some_steps(&mut self, most: usize) -> Result<(), Violation> {
+        (0..self.rng.below(most)).try_for_each(|_| self.happen())
+    }
+
     fn break_spec(&mut self) -> Result<(), Violation> {
         let lives = |world: &Self| world.nodes.processes.iter().map(|process| process.id).collect::<BTreeSet<u64>>();
         let before = lives(self);
@@ -100,13 +168,70 @@ impl World {
         if lives(self) == before { Ok(()) } else { Err(Violation::Disturbed) }
     }
 
-    fn scale_down(&mut self) -> Result<(), Violation> {
+    fn rescale(&mut self) -> Result<(), Violation> {
         // One whose state does not fit runs as it did, so that its replicas don't change.
-        self.gentle = true;
-        self.wish.replicas = 1;
+        self.audit.gentle = true;
+        for (replicas, whole) in [(1, true), (3, false), (2, true)] {
+            self.wish.replicas = replicas;
+            self.submit();
+            if !whole {
+                let steps = self.rng.below(500);
+                (0..steps).try_for_each(|_| self.happen())?;
+                continue;
+            }
+            self.until(Self::settled)?;
+            self.rest()?;
+        }
+        Ok(())
+    }
+
+    fn evict(&mut self) -> Result<(), Violation> {
+        self.audit.gentle = true;
+        for _ in 0..2 {
+            let Some(at) = self.some_worker() else { return Ok(()) };
+            let process = &self.nodes.processes[at];
+            self.leaver = Some(process.pod_uid.clone());
+            self.api.delete("Pod", &format!("{NAME}-{}", process.ordinal), None).ok();
+            self.until(Self::settled)?;
+            self.rest()?;
+        }
+        Ok(())
+    }
+
+    fn lose_a_node(&mut self) -> Result<(), Violation> {
+        let Some(at) = self.some_worker() else { return Ok(()) };
+        let name = format!("{NAME}-{}", self.nodes.processes[at].ordinal);
+        self.leaver = Some(self.nodes.lose(at));
+        self.api.delete("Pod", &name, None).ok();
+        if self.nodes.processes.len() > 1 {
+            self.until(Self::taken_over)?;
+        }
+        // Somebody sees to it that the node is gone for good.
+        self.api.forget("Pod", &name);
+        self.nodes.lost.clear();
+        self.until(Self::settled)?;
+        self.rest()
+    }
+
+    fn roll_alone(&mut self) -> Result<(), Violation> {
+        self.audit.gentle = true;
+        self.wish.servers ^= 1;
         self.submit();
         self.until(Self::settled)?;
         self.rest()
+    }
+
+    fn some_worker(&mut self) -> Option<usize> {
+        let count = self.nodes.processes.len();
+        (count > 0).then(|| self.rng.below(count))
+    }
+
+    /// Every task is run by a worker that can be reached.
+    fn taken_over(&self) -> Result<(), String> {
+        let reached = self.nodes.processes.iter().filter(|process| process.reachable);
+        let tasks: usize = reached.map(|process| process.tasks.len()).sum();
+        let all = [READS, WRITES].len() * self.kafka.partitions as usize;
+        if tasks == all { Ok(()) } else { Err(format!("{tasks} tasks were taken over")) }
     }
 
     fn delete(&mut self, ending: Ending) -> Result<(), Violation> {
@@ -171,6 +296,10 @@ impl World {
     fn settled(&self) -> Result<(), String> {
         let pipeline = self.api.get("Pipeline", NAME).ok_or("there is no Pipeline")?;
         let status = &pipeline["status"];
+        let leaver = self.leaver.as_deref();
+        if let Some(pod) = self.api.of_kind("Pod").find(|pod| Some(text(pod, "uid")) == leaver) {
+            return Err(format!("{} was told to end and is there", text(pod, "name")));
+        }
         if status["observedGeneration"] != pipeline["metadata"]["generation"] {
             return Err("the status is of another generation".to_owned());
         }
@@ -183,14 +312,26 @@ impl World {
         let misfit = fits == Fit::Lost || fits == Fit::Empty && !stored;
         let held = fits == Fit::Empty && !misfit && self.wish.pods() == 0;
         if another && self.wish.is_valid() && !misfit && !held {
-            return Err(format!("plan {plan} is applied, and not {}", self.wish.plan));
+            let said = &status["message"];
+            return Err(format!("plan {plan} is applied, and not {}: {said}", self.wish.plan));
         }
         if !another && self.wish.is_valid() && applied["spec"] != pipeline["spec"] {
             return Err("another spec is applied".to_owned());
         }
+        if let Some((name, attempt)) = &self.wish.restore
+            && !applied["restored"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .any(|r| r["savepoint"] == name.as_str() && r["attempt"] == *attempt)
+        {
+            return Err(format!("{name} is not restored: {}", status["message"]));
+        }
         let follows = self.wish.is_valid() && !misfit;
         let pods = if follows { self.wish.pods() } else { pods_of(&applied["spec"]) };
-        self.running(pods, applied["fingerprint"].as_str().unwrap_or_default())?;
+        let timeline = Timeline(applied["timeline"].as_u64().unwrap_or(1) as u32);
+        self.running(pods, &history(applied["fingerprint"].as_str().unwrap_or_default(), timeline))?;
+        self.saved(pods)?;
         let expected: &[(&str, &str)] = match () {
             () if !self.wish.is_valid() => &[("Ready", "False"), ("SpecValid", "False"), ("Stalled", "True")],
             () if misfit => {
@@ -207,21 +348,55 @@ impl World {
         if status["readyReplicas"] != pods || status["replicas"] != pods || status["desiredReplicas"] != pods {
             return Err(format!("the status tells of other pods: {status}"));
         }
+        if !status["rescale"].is_null() {
+            return Err(format!("tasks are to move: {}", status["rescale"]));
+        }
         Ok(())
     }
 
+    /// Every Savepoint is whole, or says why not.
+    fn saved(&self, pods: u32) -> Result<(), String> {
+        for savepoint in self.api.of_kind("Savepoint") {
+            let (name, status) = (text(savepoint, "name"), &savepoint["status"]);
+            match status["phase"].as_str() {
+                _ if savepoint["metadata"]["deletionTimestamp"].is_string() => {
+                    return Err(format!("Savepoint {name} does not go"));
+                }
+                Some("Completed") => conditions(status, &[("Ready", "True"), ("Stalled", "False")])?,
+                Some("Failed") => conditions(status, &[("Ready", "False"), ("Stalled", "True")])?,
+                _ if pods > 0 => {
+                    let all = self.api.of_kind("Savepoint").map(|one| one["status"]["message"].to_string());
+                    return Err(format!("Savepoint {name} is not made: {:?}", all.collect::<Vec<_>>()));
+                }
+                _ => conditions(status, &[("Ready", "False")])?,
+            }
+        }
+        let map = self.api.get("ConfigMap", &format!("{NAME}-assignment"));
+        let told = map.is_some_and(|map| !data(map, "assignment.json")["savepoint"].is_null());
+        if told && pods > 0 { Err("workers are told of a savepoint that nobody wants".to_owned()) } else { Ok(()) }
+    }
+
     /// So many workers run the plan, each task once.
-    fn running(&self, pods: u32, fingerprint: &str) -> Result<(), String> {
+    fn running(&self, pods: u32, history: &str) -> Result<(), String> {
         let processes = &self.nodes.processes;
         if self.pods() != pods as usize || processes.len() != pods as usize {
             return Err(format!("{} pods and {} workers, not {pods}", self.pods(), processes.len()));
         }
-        if processes.iter().any(|process| process.fingerprint != fingerprint || !process.is_ready()) {
+        if processes.iter().any(|process| process.history() != history || !process.is_ready()) {
             return Err("a worker does not run".to_owned());
         }
-        let tasks: usize = processes.iter().map(|process| process.tasks.len()).sum();
-        if pods > 0 && tasks != self.kafka.partitions as usize {
-            return Err(format!("{tasks} of {} tasks run", self.kafka.partitions));
+        for stage in [READS, WRITES] {
+            let of_stage = |p: &Process| p.tasks.keys().filter(|task| task.stage == stage).count();
+            let tasks: Vec<usize> = processes.iter().map(of_stage).collect();
+            if pods > 0 && tasks.iter().sum::<usize>() != self.kafka.partitions as usize {
+                return Err(format!("{tasks:?} of {} tasks run", self.kafka.partitions));
+            }
+            if tasks.iter().max() > tasks.iter().min().map(|least| least + 1).as_ref() {
+                return Err(format!("tasks lie unevenly: {tasks:?}"));
+            }
+        }
+        if processes.iter().any(|process| !process.warm.is_empty()) {
+            return Err("a worker reads a state that it does not need".to_owned());
         }
         let set = self.api.get("StatefulSet", NAME);
         let template = set.map(|set| set["spec"]["template"]["metadata"]["labels"][TEMPLATE_LABEL].clone());

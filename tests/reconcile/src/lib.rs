@@ -27,23 +27,11 @@ mod world;
 
 pub use mutant::Mutant;
 pub use oracle::Violation;
-pub use world::{Run, run};
-
-/// Runs the seeds `from..to` on all cores, each one twice; the first violation by seed, if there is one.
-///
-/// # Panics
-/// When two runs of one seed differ: then the simulator or a core is not deterministic.
-pub fn run_seeds(from: u64, to: u64) -> Option<(u64, Violation)> {
-    millrace_simulator::first(from, to, |seed| {
-        let (one, two) = (run(seed, None, false), run(seed, None, false));
-        assert_eq!(one.hash, two.hash, "seed {seed} runs differently the second time");
-        one.violation
-    })
-}
+pub use world::run;
 
 /// The first of the seeds `from..to` in which the mutant does its harm.
 pub fn catch(mutant: Mutant, from: u64, to: u64) -> Option<(u64, Violation)> {
-    millrace_simulator::first(from, to, |seed| {
+    millrace_simulator::seeds::first(from, to, |seed| {
         run(seed, Some(mutant), false).violation.filter(|violation| mutant.is_caught_by(violation))
     })
 }

@@ -4,10 +4,12 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use millrace_crds::pipeline::PipelineStatus;
-use millrace_operator_core::decide::decide;
+use millrace_operator_core::decide::{decide, decide_alone, decide_on};
 use millrace_operator_core::decision::{Action, Event};
+use millrace_operator_core::facts::Facts;
 use millrace_operator_core::names::PIPELINE_LABEL;
 use millrace_operator_core::observed::{Admission, Compilation, Observed};
+use millrace_operator_core::questions::lost_plan;
 use millrace_operator_core::settings::{Image, Settings};
 use serde_json::{Map, Value};
 
@@ -19,8 +21,9 @@ use crate::wish::{NAME, SECRET, compile};
 /// After a write that has failed.
 const AGAIN_MS: i64 = 1_000;
 
-pub const KINDS: [&str; 10] = [
+pub const KINDS: [&str; 11] = [
     "Pipeline",
+    "Savepoint",
     "ConfigMap",
     "Secret",
     "StatefulSet",
@@ -54,6 +57,7 @@ pub fn settings() -> Settings {
         allow: Default::default(),
         deletion_deadline: millrace_crds::duration::Duration::from_secs(300),
         compile: Default::default(),
+        rules: Default::default(),
         cluster_id: "cluster".to_owned(),
     }
 }
@@ -91,9 +95,10 @@ impl Operator {
             }
             _ => {}
         }
-        let children = &mut self.seen.children;
+        let savepoint = of_kind == "Savepoint";
+        let children = if savepoint { &mut self.seen.savepoints } else { &mut self.seen.children };
         let at = children.iter().position(|child| text(child, "name") == name && kind(child) == of_kind);
-        match (at, object.filter(|object| label(object, PIPELINE_LABEL) == NAME)) {
+        match (at, object.filter(|object| savepoint || label(object, PIPELINE_LABEL) == NAME)) {
             (Some(at), Some(object)) => children[at] = object.clone(),
             (Some(at), None) => drop(children.remove(at)),
             (None, Some(object)) => children.push(object.clone()),
@@ -110,20 +115,32 @@ impl Operator {
         self.dirty = false;
         self.wake_ms = i64::MAX;
         if self.seen.pipeline.is_null() {
-            return false;
+            let decision = decide_alone(&self.seen.savepoints, api.now());
+            self.queue = decision.actions.into();
+            self.events = decision.events;
+            return true;
         }
         self.seen.namespace_ends = api.namespace_ends;
-        self.seen.compilation = match compiles {
+        let facts = Facts::of(&self.seen);
+        let (lost, read) = (lost_plan(&facts), facts.into_read());
+        self.seen.recovered = match lost.filter(|_| compiles).map(|(_, pipeline)| compile(&pipeline["spec"], None)) {
+            Some(Compilation::Done(compiled)) => compiled.plan,
+            _ => None,
+        };
+        self.seen.compilation = match compiles && self.seen.recovered.is_none() {
             true => compile(&self.seen.pipeline["spec"], self.previous().as_ref()),
             false => Compilation::Pending,
         };
-        let bent = mutant.map(|mutant| mutant.see(self.seen.clone()));
-        let seen = bent.as_ref().unwrap_or(&self.seen);
-        let mut decision = decide(seen, &settings(), api.now());
-        if let Some(mutant) = mutant {
-            mutant.decide(seen, &mut decision);
-        }
-        let version = text(&seen.pipeline, "resourceVersion").to_owned();
+        let decision = match mutant {
+            Some(mutant) => {
+                let bent = mutant.see(self.seen.clone());
+                let mut decision = decide(&bent, &settings(), api.now());
+                mutant.decide(&bent, &mut decision);
+                decision
+            }
+            None => decide_on(&Facts::over(&self.seen, read), &settings(), api.now()),
+        };
+        let version = text(&self.seen.pipeline, "resourceVersion").to_owned();
         self.queue = decision.actions.into();
         self.status = decision.status.map(|status| (status, version));
         self.events = decision.events;

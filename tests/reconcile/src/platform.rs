@@ -1,19 +1,22 @@
 //! Kubernetes' own controllers and kubelets, as far as a Pipeline meets them. Each function does at most one thing and says
 //! whether it did.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use millrace_core::assignment::Assignment;
-use millrace_core::report::{CleanupReport, PreflightReport};
+use millrace_core::ids::Timeline;
+use millrace_core::report::{CleanupReport, PreflightReport, RestoreReport, SavepointReport, cut_digest, hex};
 use millrace_crds::timestamp::Timestamp;
-use millrace_operator_core::names::{CLEANUP, COMPONENT_LABEL, PREFLIGHT, SHOWN};
+use millrace_operator_core::names::{
+    CHECK, CLEANUP, COMPONENT_LABEL, DISCARD, PREFLIGHT, RESTORE, SAVE, SHOWN, WORKER, history,
+};
 use millrace_simulator::rng::Rng;
 use serde_json::{Value, json};
 
 use crate::api::{Api, label, text};
 use crate::oracle::Violation;
-use crate::wish::{NAME, fingerprint};
+use crate::wish::{Fit, NAME, fingerprint, fit};
 use crate::worker::{Kafka, Process};
 
 const JOB_LABEL: &str = "batch.kubernetes.io/job-name";
@@ -23,6 +26,10 @@ const JOB_LABEL: &str = "batch.kubernetes.io/job-name";
 pub struct Nodes {
     pub processes: Vec<Process>,
     lives: u64,
+    /// Pods whose node cannot be reached: they run on, and no kubelet looks after them.
+    pub lost: BTreeSet<String>,
+    /// How long a worker may work on after it was told to end.
+    pub leave_within_ms: u64,
     /// The annotation at which a pod's volumes were last brought up to date.
     shown: BTreeMap<String, String>,
 }
@@ -81,7 +88,7 @@ pub fn jobs(api: &mut Api, rng: &mut Rng) -> bool {
     let conditions = match pod {
         Some(pod) if pod["status"]["containerStatuses"][0]["state"]["terminated"].is_object() => end("Complete"),
         None if job["status"]["started"] == true => end("Failed"),
-        Some(pod) if age_ms(&job, now) > 180_000 => {
+        Some(pod) if age_ms(&job, now) > job["spec"]["activeDeadlineSeconds"].as_i64().unwrap_or_default() * 1_000 => {
             return api.delete("Pod", text(&pod, "name"), None).is_ok();
         }
         Some(_) => return false,
@@ -153,15 +160,15 @@ impl Nodes {
             pod.is_some_and(|pod| text(pod, "uid") == process.pod_uid)
         });
         let Some(pod) = pick(api.of_kind("Pod").cloned().collect(), rng) else { return Ok(false) };
-        let name = text(&pod, "name");
+        if self.lost.contains(text(&pod, "uid")) {
+            return Ok(false);
+        }
         if is_ending(&pod) {
-            self.processes.retain(|process| process.pod_uid != text(&pod, "uid"));
-            api.forget("Pod", name);
-            return Ok(true);
+            return Ok(self.end(api, &pod));
         }
         let component = label(&pod, COMPONENT_LABEL);
-        if component == PREFLIGHT || component == CLEANUP {
-            return Ok(run_job(api, kafka, &pod, component));
+        if component != WORKER {
+            return run_job(api, kafka, &pod, component);
         }
         let at = self.processes.iter().position(|process| process.pod_uid == text(&pod, "uid"));
         match at {
@@ -171,20 +178,37 @@ impl Nodes {
         }
     }
 
+    /// Tells a worker to end. The pod goes when it has, or when its time is over.
+    fn end(&mut self, api: &mut Api, pod: &Value) -> bool {
+        let (name, uid) = (text(pod, "name"), text(pod, "uid"));
+        let over = Timestamp::parse(text(pod, "deletionTimestamp")).is_none_or(|end| end <= api.now());
+        let (now_ms, within_ms) = (api.now_ms, self.leave_within_ms);
+        match self.processes.iter_mut().find(|process| process.pod_uid == uid && !over) {
+            Some(process) => process.tell_to_end(now_ms, within_ms),
+            None => {
+                self.processes.retain(|process| process.pod_uid != uid);
+                api.forget("Pod", name);
+                true
+            }
+        }
+    }
+
     fn start(&mut self, api: &mut Api, pod: &Value) -> Result<(), Violation> {
         let plan = mounted(api, pod, "plan", "plan.json").unwrap_or_default();
         let number =
             serde_json::from_str::<Value>(&plan).ok().and_then(|plan| plan["plan"].as_u64()).unwrap_or_default();
         let fingerprint = fingerprint(number as u32);
+        let own = history(&fingerprint, timeline(pod));
         let ordinal = text(pod, "name").rsplit('-').next().and_then(|n| n.parse().ok()).unwrap_or_default();
-        if self.processes.iter().any(|other| other.fingerprint != fingerprint) {
+        if self.processes.iter().any(|other| other.history() != own) {
             return Err(Violation::PlansMixed { worker: ordinal });
         }
         self.lives += 1;
         let file = assignment(api, pod);
-        self.processes.push(Process::new(self.lives, text(pod, "uid"), ordinal, fingerprint, file));
+        self.processes.push(Process::new(self.lives, text(pod, "uid"), ordinal, (fingerprint, timeline(pod)), file));
         self.shown.insert(text(pod, "uid").to_owned(), shown(pod));
-        api.change("Pod", text(pod, "name"), |pod| pod["status"]["podIP"] = json!(format!("10.0.0.{ordinal}")));
+        let address = address(text(pod, "uid"));
+        api.change("Pod", text(pod, "name"), |pod| pod["status"]["podIP"] = json!(address));
         Ok(())
     }
 
@@ -202,6 +226,14 @@ impl Nodes {
         stale || hurry
     }
 
+    /// The node of a worker is cut off, and with it the worker.
+    pub fn lose(&mut self, at: usize) -> String {
+        let process = &mut self.processes[at];
+        process.reachable = false;
+        self.lost.insert(process.pod_uid.clone());
+        process.pod_uid.clone()
+    }
+
     /// A container ends, and is started again when the kubelet comes by.
     pub fn kill(&mut self, api: &mut Api, rng: &mut Rng) -> bool {
         if self.processes.is_empty() {
@@ -215,34 +247,116 @@ impl Nodes {
     }
 }
 
+/// No other pod has it.
+pub fn address(uid: &str) -> String {
+    uid.replace("uid-", "10.0.0.")
+}
+
 fn shown(pod: &Value) -> String {
     pod["metadata"]["annotations"][SHOWN].as_str().unwrap_or_default().to_owned()
 }
 
-fn run_job(api: &mut Api, kafka: &mut Kafka, pod: &Value, component: &str) -> bool {
+/// The value of a flag of a pod's command line.
+fn flag(pod: &Value, flag: &str) -> Option<String> {
+    let words = pod["spec"]["containers"][0]["command"].as_array()?;
+    let at = words.iter().position(|word| word == flag)?;
+    words.get(at + 1)?.as_str().map(str::to_owned)
+}
+
+fn timeline(pod: &Value) -> Timeline {
+    Timeline(flag(pod, "--timeline").and_then(|timeline| timeline.parse().ok()).unwrap_or(1))
+}
+
+fn run_job(api: &mut Api, kafka: &mut Kafka, pod: &Value, component: &str) -> Result<bool, Violation> {
     let done = pod["status"]["containerStatuses"][0]["state"]["terminated"].is_object();
     if done || !all_mounts_are_there(api, pod) {
-        return false;
+        return Ok(false);
     }
-    let unreachable = || vec!["the brokers do not answer".to_owned()];
-    let message = match (component == PREFLIGHT, kafka.answers) {
-        (true, true) => json!(PreflightReport {
+    let said = match (component, kafka.answers) {
+        (PREFLIGHT, true) => json!(PreflightReport {
             stages: kafka.stages(),
             highest_generation: kafka.highest,
             newest_plan: kafka.newest_plan.clone(),
             ..PreflightReport::default()
         }),
-        (true, false) => json!(PreflightReport { errors: unreachable(), ..PreflightReport::default() }),
-        (false, true) => {
-            let (partitions, answers) = (kafka.partitions, true);
-            *kafka = Kafka { partitions, answers, ..Kafka::default() };
+        (CLEANUP, true) => {
+            let (partitions, answers, storage) = (kafka.partitions, true, std::mem::take(&mut kafka.storage));
+            *kafka = Kafka { partitions, answers, storage, ..Kafka::default() };
             json!(CleanupReport { deleted: vec!["p-control".to_owned()], ..CleanupReport::default() })
         }
-        (false, false) => json!(CleanupReport { errors: unreachable(), ..CleanupReport::default() }),
+        (SAVE, true) => json!(save(kafka, &flag(pod, "--id").unwrap_or_default(), plan_number(api, pod))),
+        (DISCARD, true) => {
+            let id = flag(pod, "--id").unwrap_or_default();
+            kafka.storage.parts.remove(&id);
+            kafka.storage.written.remove(&location(&id));
+            json!(SavepointReport::default())
+        }
+        (CHECK, true) => json!(restore(kafka, pod, plan_number(api, pod), true)?),
+        (RESTORE, true) => json!(restore(kafka, pod, plan_number(api, pod), false)?),
+        // All reports have their errors in one place.
+        _ => json!(PreflightReport { errors: vec!["the brokers do not answer".to_owned()], ..Default::default() }),
     };
-    let terminated = json!({"exitCode": 0, "message": message.to_string()});
+    let terminated = json!({"exitCode": 0, "message": said.to_string()});
     api.change("Pod", text(pod, "name"), |pod| {
         pod["status"]["containerStatuses"] = json!([{"state": {"terminated": terminated}}]);
     });
-    true
+    Ok(true)
+}
+
+/// The number of the plan that a pod mounts.
+fn plan_number(api: &Api, pod: &Value) -> u32 {
+    let plan: Option<Value> = mounted(api, pod, "plan", "plan.json").and_then(|plan| serde_json::from_str(&plan).ok());
+    plan.and_then(|plan| plan["plan"].as_u64()).unwrap_or_default() as u32
+}
+
+fn location(id: &str) -> String {
+    format!("file:///savepoints/{id}/savepoint.json")
+}
+
+/// Writes a savepoint down, once: what is there already is told again.
+fn save(kafka: &mut Kafka, id: &str, plan: u32) -> SavepointReport {
+    let parts = kafka.storage.parts.get(id).cloned().unwrap_or_default();
+    if let Some(missing) = kafka.tasks().find(|task| !parts.contains_key(task)) {
+        return SavepointReport {
+            errors: vec![format!("nothing is there of {missing}")],
+            ..SavepointReport::default()
+        };
+    }
+    let location = location(id);
+    let (plan, parts) = kafka.storage.written.entry(location.clone()).or_insert((plan, parts)).clone();
+    SavepointReport {
+        location,
+        cut: cut_digest(&parts.iter().map(|(task, part)| (task.clone(), part.epoch)).collect()),
+        state_fingerprint: hex(u64::from(plan / 2)),
+        plan: u64::from(plan),
+        ..SavepointReport::default()
+    }
+}
+
+/// Fills a timeline that no task has written yet.
+fn restore(kafka: &mut Kafka, pod: &Value, plan: u32, check: bool) -> Result<RestoreReport, Violation> {
+    let refused = |error: &str| Ok(RestoreReport { errors: vec![error.to_owned()], ..RestoreReport::default() });
+    let (timeline, location) = (timeline(pod), flag(pod, "--savepoint").unwrap_or_default());
+    let Some((of, parts)) = kafka.storage.written.get(&location).cloned() else {
+        return refused("there is no savepoint");
+    };
+    if fit(of, plan) != Fit::Kept {
+        return refused("the state does not fit");
+    }
+    if kafka.used.contains(&timeline) {
+        return refused("the timeline was written already");
+    }
+    if check {
+        return Ok(RestoreReport::default());
+    }
+    let volumes = pod["spec"]["volumes"].to_string();
+    if let Some((_, other)) = kafka.restored.insert(timeline, (location, volumes.clone()))
+        && other != volumes
+        && !kafka.forgot
+    {
+        return Err(Violation::TimelineShared { timeline });
+    }
+    kafka.progress.retain(|(of, _), _| *of != timeline);
+    kafka.progress.extend(parts.into_iter().map(|(task, part)| ((timeline, task), part)));
+    Ok(RestoreReport::default())
 }

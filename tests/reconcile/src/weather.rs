@@ -17,12 +17,16 @@ pub enum Happening {
     Worker,
     Time,
     Edit,
+    SavepointMade,
+    SavepointDeleted,
     OperatorCrashes,
     /// A write lands whose answer nobody waited for.
     LateWrite,
     Kill,
     PodDeleted,
     Unreachable,
+    NodeLost,
+    NodesBack,
     ConfigMapLost,
     Recreated,
     Backup,
@@ -35,7 +39,7 @@ pub enum Happening {
 use Happening as H;
 
 /// With the weight in a seed: one of `.1..=.2`, and when all is calm.
-const WEATHER: [(Happening, u32, u32, u32); 22] = [
+const WEATHER: [(Happening, u32, u32, u32); 26] = [
     (H::Operator, 200, 400, 300),
     (H::Watch, 40, 400, 400),
     (H::Ask, 20, 200, 100),
@@ -46,11 +50,15 @@ const WEATHER: [(Happening, u32, u32, u32); 22] = [
     (H::Worker, 100, 400, 200),
     (H::Time, 20, 100, 40),
     (H::Edit, 4, 20, 0),
+    (H::SavepointMade, 0, 12, 0),
+    (H::SavepointDeleted, 0, 4, 0),
     (H::OperatorCrashes, 0, 10, 0),
     (H::LateWrite, 0, 30, 0),
     (H::Kill, 0, 8, 0),
     (H::PodDeleted, 0, 8, 0),
     (H::Unreachable, 0, 10, 0),
+    (H::NodeLost, 0, 6, 0),
+    (H::NodesBack, 0, 6, 0),
     (H::ConfigMapLost, 0, 6, 0),
     (H::Recreated, 0, 3, 0),
     (H::Backup, 1, 4, 0),

@@ -9,6 +9,9 @@ use serde_json::{Value, json};
 
 pub const NAME: &str = "p";
 pub const SECRET: &str = "kafka-user";
+/// The stages of every plan.
+pub const READS: &str = "r";
+pub const WRITES: &str = "s";
 /// Plans that compile are numbered below it.
 const PLANS: u32 = 6;
 
@@ -24,25 +27,28 @@ pub struct Wish {
     /// Which brokers.
     pub servers: u32,
     pub log_level: &'static str,
+    /// Name of the Savepoint, and the attempt.
+    pub restore: Option<(String, u32)>,
 }
 
 impl Wish {
     pub fn new() -> Self {
         let (state, deletion, log_level) = ("Running", "Retain", "info");
-        Self { plan: 0, misshapen: false, replicas: 1, state, deletion, servers: 0, log_level }
+        Self { plan: 0, misshapen: false, replicas: 1, state, deletion, servers: 0, log_level, restore: None }
     }
 
     /// One thing of it changes.
     pub fn edit(&mut self, rng: &mut Rng) {
-        match rng.below(12) {
+        match rng.below(15) {
             0..=3 => self.plan = rng.below(PLANS as usize) as u32,
             4 => self.plan = PLANS,
             5 => self.misshapen = !self.misshapen,
             6..=7 => self.replicas = rng.below(4) as u32,
-            8 => self.state = ["Running", "Running", "Suspended", "Drained"][rng.below(4)],
-            9 => self.deletion = ["Retain", "Delete"][rng.below(2)],
-            10 => self.servers = rng.below(2) as u32,
-            _ => self.log_level = ["info", "debug"][rng.below(2)],
+            8..=9 => self.state = ["Running", "Running", "Suspended", "Drained"][rng.below(4)],
+            10 => self.deletion = ["Retain", "Delete"][rng.below(2)],
+            11 => self.servers = rng.below(2) as u32,
+            12 => self.log_level = ["info", "debug"][rng.below(2)],
+            _ => self.restore = rng.per_mille(700).then(|| (savepoint(rng), 1 + rng.below(2) as u32)),
         }
     }
 
@@ -77,12 +83,22 @@ impl Wish {
             "steps": [{"name": "s", "from": "a", "project": {"where": format!("amount > {}", self.plan)}}],
             "sinks": [{"name": "o", "from": "s", "kafka": {"topic": "o"}, "format": json}],
             "worker": {"logLevel": self.log_level},
+            "state": {"storage": {"file": {"path": "/savepoints"}}},
         });
+        if let Some((name, attempt)) = &self.restore {
+            let restore = json!({"savepointRef": {"name": name}, "alreadyWritten": "Append", "attempt": attempt});
+            spec["restore"] = restore;
+        }
         if self.misshapen {
             spec["nonsense"] = json!(1);
         }
         spec
     }
+}
+
+/// The name of one of the Savepoints.
+pub fn savepoint(rng: &mut Rng) -> String {
+    format!("s{}", rng.below(3))
 }
 
 /// The number of the plan that a spec asks for.
@@ -91,8 +107,17 @@ pub fn plan_of(spec: &Value) -> u32 {
     condition.rsplit(' ').next().and_then(|number| number.parse().ok()).unwrap_or(PLANS)
 }
 
-fn plan(number: u32) -> Value {
-    json!({"plan": number})
+/// Tasks of `r` write what tasks of `s` read.
+pub fn plan(number: u32) -> Value {
+    let output = |to: Value| json!([{"from": {"Input": 0}, "to": to}]);
+    json!({
+        "plan": number,
+        "stages": [
+            {"name": READS, "outputs": output(json!({"Exchange": "x"}))},
+            {"name": WRITES, "outputs": output(json!({"Sink": "o"}))},
+        ],
+        "exchanges": [{"name": "x", "stage": WRITES}],
+    })
 }
 
 pub fn fingerprint(number: u32) -> String {

@@ -1,34 +1,25 @@
 //! The cluster, Kafka, the user, and everything that can happen to them.
 
 use millrace_operator_core::decision::Action;
-use millrace_operator_core::names::{COMPONENT_LABEL, Names, RENEW_AFTER};
+use millrace_operator_core::names::{COMPONENT_LABEL, CONTROL_PORT, Names, RENEW_AFTER, UID_LABEL};
 use millrace_simulator::rng::Rng;
-use millrace_simulator::trace::Trace;
+use millrace_simulator::trace::{Run, Trace};
 use serde_json::{Value, json};
 
 use crate::api::{Api, Refusal, Snapshot, label, text};
 use crate::ending::Ending;
 use crate::mutant::Mutant;
 use crate::operator::{KINDS, Operator};
-use crate::oracle::{Audit, Violation, checked_plan};
+use crate::oracle::{Audit, Violation, checked_plan, moves_to_who_stays};
 use crate::platform::{self, Nodes};
 use crate::weather::{Happening as H, Weather};
-use crate::wish::{NAME, SECRET, Wish};
-use crate::worker::{self, Kafka};
+use crate::wish::{NAME, SECRET, Wish, savepoint};
+use crate::worker::{self, Kafka, is_consistent};
 
 /// Steps with faults.
 const CHAOS: usize = 1_000;
 /// Most of what is drawn cannot happen just now; this often something else is drawn.
 const TRIES: usize = 10;
-
-/// What a run came to.
-pub struct Run {
-    pub violation: Option<Violation>,
-    /// Of everything that happened.
-    pub hash: u64,
-    /// Filled when the run was recorded.
-    pub lines: Vec<String>,
-}
 
 pub struct World {
     pub api: Api,
@@ -44,23 +35,19 @@ pub struct World {
     pub calm: bool,
     /// The user wants the Pipeline to be there.
     pub wanted: bool,
-    /// Nothing but the number of replicas was changed, and nobody is in a hurry.
-    pub gentle: bool,
     /// Reasons of all events.
     pub events: Vec<String>,
     backup: Option<Snapshot>,
     late: Vec<Action>,
+    /// Uid of a pod that was told to end, and must go.
+    pub leaver: Option<String>,
 }
 
 /// Runs one seed; `record` keeps the lines of the trace.
-pub fn run(seed: u64, mutant: Option<Mutant>, record: bool) -> Run {
+pub fn run(seed: u64, mutant: Option<Mutant>, record: bool) -> Run<Violation> {
     let mut world = World::new(Rng::new(seed), Trace::new(record), mutant);
     let violation = world.live().err();
-    if let Some(violation) = &violation {
-        world.trace.line(format_args!("{violation:?}"));
-    }
-    let (hash, lines) = world.trace.finish();
-    Run { violation, hash, lines }
+    world.trace.finish(violation)
 }
 
 impl World {
@@ -83,11 +70,12 @@ impl World {
             weather,
             calm: false,
             wanted: true,
-            gentle: false,
             events: Vec::new(),
             backup: None,
             late: Vec::new(),
+            leaver: None,
         };
+        world.patience(60_000);
         world.audit.alone = world.operators.len() == 1;
         world.wish.replicas = 2;
         world.submit();
@@ -100,12 +88,20 @@ impl World {
         }
         self.calm();
         let ending = Ending::draw(&mut self.rng);
-        self.end(ending)
+        self.end(self.mutant.and_then(Mutant::ending).unwrap_or(ending))
+    }
+
+    /// How long a pod has to end.
+    fn patience(&mut self, ms: u32) {
+        (self.api.grace_ms, self.nodes.leave_within_ms) = (i64::from(ms), u64::from(ms / 2));
     }
 
     fn calm(&mut self) {
         self.trace.line(format_args!("calm"));
         self.calm = true;
+        // Time passes in few and large steps here, and no worker shall have to hurry.
+        self.patience(3_600_000);
+        self.nodes.lost.clear();
         self.weather = Weather::calm();
         self.kafka.answers = true;
         self.late.clear();
@@ -159,11 +155,18 @@ impl World {
             H::Worker if nodes.processes.is_empty() => false,
             H::Worker => {
                 let at = rng.below(nodes.processes.len());
+                if nodes.processes[at].end(api.now_ms).is_some() {
+                    return self.worker_ends(at);
+                }
                 return worker::step(&mut nodes.processes, at, kafka, self.audit.applied.as_deref(), rng);
             }
             H::Time => {
                 let most_ms = if self.calm { 4_000 } else { [500, 4_000, 60_000][rng.below(3)] };
                 api.now_ms += 1 + rng.below(most_ms) as i64;
+                if self.calm {
+                    // The operator asks all the time, whenever it hears of the answers.
+                    (0..nodes.processes.len()).for_each(|at| self.asked(at));
+                }
                 return Ok(true);
             }
             H::LateWrite => return self.late_write(),
@@ -173,6 +176,28 @@ impl World {
             self.trace.line(format_args!("{happening:?}"));
         }
         Ok(happened)
+    }
+
+    /// A worker that was told to end has.
+    fn worker_ends(&mut self, at: usize) -> Result<bool, Violation> {
+        let gone = self.nodes.processes.swap_remove(at);
+        self.trace.line(format_args!("worker {} ends with {} tasks", gone.ordinal, gone.tasks.len()));
+        let could_take = |other: &worker::Process| other.reachable && other.leaves.is_none() && other.is_ready();
+        let in_vain = gone.tasks.is_empty() || !self.nodes.processes.iter().any(could_take);
+        if in_vain || !self.audit.gentle {
+            return Ok(true);
+        }
+        Err(Violation::LeftWithTasks { worker: gone.ordinal })
+    }
+
+    /// A worker notes that it was asked. Those of a Pipeline that is gone are not.
+    fn asked(&mut self, at: usize) {
+        let process = &mut self.nodes.processes[at];
+        let pod = self.api.get("Pod", &format!("{NAME}-{}", process.ordinal));
+        let own = pod.zip(self.api.get("Pipeline", NAME));
+        if process.reachable && own.is_some_and(|(pod, pipeline)| label(pod, UID_LABEL) == text(pipeline, "uid")) {
+            process.asked_ms = self.api.now_ms;
+        }
     }
 
     fn kubelet(&mut self) -> Result<bool, Violation> {
@@ -188,7 +213,7 @@ impl World {
     /// A healthy worker gives its tasks back before its pod goes.
     fn watch_over_scale_down(&self) -> Result<(), Violation> {
         let replicas = self.api.get("StatefulSet", NAME).and_then(|set| set["spec"]["replicas"].as_u64());
-        let Some(replicas) = replicas.filter(|_| self.gentle) else { return Ok(()) };
+        let Some(replicas) = replicas.filter(|_| self.audit.gentle) else { return Ok(()) };
         let surplus = |ordinal: u32| u64::from(ordinal) >= replicas;
         let robbed = self.nodes.processes.iter().find(|p| surplus(p.ordinal) && !p.tasks.is_empty());
         robbed.map_or(Ok(()), |process| Err(Violation::TakenAway { worker: process.ordinal }))
@@ -198,6 +223,11 @@ impl World {
         let Self { api, kafka, nodes, rng, .. } = self;
         match fault {
             H::Edit => return self.edit(),
+            H::SavepointMade => {
+                let (name, policy) = (savepoint(rng), ["Retain", "Delete"][rng.below(2)]);
+                return make_savepoint(api, &name, policy).is_ok();
+            }
+            H::SavepointDeleted => return api.delete("Savepoint", &savepoint(rng), None).is_ok(),
             H::OperatorCrashes => {
                 let at = rng.below(self.operators.len());
                 self.operators[at] = Operator::start(api);
@@ -214,10 +244,23 @@ impl World {
                 };
                 nodes.processes[at].reachable ^= true;
             }
+            H::NodeLost => {
+                let Some(at) = (!nodes.processes.is_empty()).then(|| rng.below(nodes.processes.len())) else {
+                    return false;
+                };
+                nodes.lose(at);
+            }
+            H::NodesBack => {
+                if nodes.lost.is_empty() {
+                    return false;
+                }
+                nodes.lost.clear();
+            }
             H::ConfigMapLost => {
                 let names: Vec<String> = api.of_kind("ConfigMap").map(|map| text(map, "name").to_owned()).collect();
                 let Some(name) = (!names.is_empty()).then(|| &names[rng.below(names.len())]) else { return false };
                 self.trace.line(format_args!("lost: {name}"));
+                kafka.forgot |= *name == format!("{NAME}-applied");
                 return api.delete("ConfigMap", name, None).is_ok();
             }
             H::Recreated => {
@@ -255,6 +298,7 @@ impl World {
         let Some(backup) = self.backup.take() else { return false };
         self.api.restore(&backup);
         self.audit.forget();
+        self.kafka.forgot = true;
         self.operators.iter_mut().for_each(|operator| *operator = Operator::start(&self.api));
         self.late.clear();
         let api = &self.api;
@@ -276,8 +320,13 @@ impl World {
     fn ask(&mut self) -> bool {
         let at = self.rng.below(self.operators.len());
         let worker = self.rng.below(4) as u32;
-        let answers = |process: &&worker::Process| process.ordinal == worker && process.reachable;
-        let report = self.nodes.processes.iter().find(answers).map(|p| p.report(&self.kafka, self.api.now_ms));
+        let answers = |process: &worker::Process| process.ordinal == worker && process.reachable;
+        let found = self.nodes.processes.iter().position(answers);
+        found.into_iter().for_each(|at| self.asked(at));
+        let process = found.map(|at| &self.nodes.processes[at]);
+        // One that leaves is slow to answer now and then.
+        let heard = process.filter(|process| process.leaves.is_none() || self.rng.per_mille(800));
+        let report = heard.map(|process| process.report(&self.kafka, self.api.now_ms));
         let operator = &mut self.operators[at];
         let before = match report {
             Some(report) => operator.seen.reports.insert(worker, report),
@@ -307,6 +356,7 @@ impl World {
         operator.dirty |= !compiles;
         self.events.extend(operator.events.drain(..).map(|event| event.reason));
         self.trace.line(format_args!("operator {at} decides {} writes", operator.queue.len()));
+        operator.queue.iter().try_for_each(|action| moves_to_who_stays(&operator.seen, action))?;
         Ok(decided)
     }
 
@@ -350,6 +400,20 @@ impl World {
                 process.pushed = Some(assignment.clone());
                 Ok(Ok(()))
             }
+            Action::LetGo { address, .. } => {
+                let at = |p: &&mut worker::Process| {
+                    p.reachable && *address == format!("{}:{CONTROL_PORT}", platform::address(&p.pod_uid))
+                };
+                let process = self.nodes.processes.iter_mut().find(at);
+                Ok(process.map(|process| process.let_go = true).ok_or(Refusal::Missing))
+            }
+            Action::Delete { uid, .. } if self.audit.gentle => {
+                let has_tasks = |p: &&worker::Process| p.pod_uid == *uid && p.reachable && !p.tasks.is_empty();
+                match self.nodes.processes.iter().find(has_tasks) {
+                    Some(process) => Err(Violation::TakenAway { worker: process.ordinal }),
+                    None => Ok(self.api.carry_out(NAME, action)),
+                }
+            }
             Action::Certify(_) => Ok(self.certify()),
             Action::Put { object, .. } if self.mutant == Some(Mutant::PutWithoutOver) => {
                 self.audit.look(&self.api, &self.kafka, &self.nodes.processes, object)?;
@@ -358,6 +422,15 @@ impl World {
             Action::Put { object, over } if self.api.admits(object, over.as_deref()).is_ok() => {
                 self.audit.look(&self.api, &self.kafka, &self.nodes.processes, object)?;
                 Ok(self.api.carry_out(NAME, action))
+            }
+            Action::SavepointStatus { status, .. } => {
+                let written = self.api.carry_out(NAME, action);
+                let location = status.location.as_ref().filter(|_| written.is_ok());
+                let parts = location.and_then(|location| self.kafka.storage.written.get(location));
+                if parts.is_some_and(|(_, parts)| !is_consistent(parts)) {
+                    return Err(Violation::Torn);
+                }
+                Ok(written)
             }
             _ => Ok(self.api.carry_out(NAME, action)),
         }
@@ -401,6 +474,16 @@ impl World {
     }
 }
 
+/// The user wants the Pipeline to be saved.
+pub fn make_savepoint(api: &mut Api, name: &str, policy: &str) -> Result<(), Refusal> {
+    api.create(json!({
+        "apiVersion": millrace_crds::pipeline::API_VERSION,
+        "kind": millrace_crds::savepoint::KIND,
+        "metadata": {"name": name, "namespace": "n"},
+        "spec": {"pipelineRef": {"name": NAME}, "deletionPolicy": policy},
+    }))
+}
+
 fn secret(api: &mut Api) {
     let made = api.create(json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}}));
     debug_assert!(made.is_ok() || api.get("Secret", SECRET).is_some() || api.namespace_ends);
@@ -418,6 +501,10 @@ fn name_of(action: &Action) -> String {
         }
         Action::Delete { kind, name, .. } => format!("delete {kind} {name}"),
         Action::Push { worker, assignment, .. } => format!("push {} to {worker}", assignment.generation),
+        Action::SavepointStatus { name, status, .. } => {
+            format!("status of Savepoint {name}: {:?}, {:?}", status.phase, status.message)
+        }
+        Action::LetGo { worker, .. } => format!("let {worker} go"),
         other => format!("{other:?}"),
     }
 }

@@ -13,6 +13,7 @@ use millrace_core::control::LaneId;
 use crate::model::{BETWEEN, Row, SOURCES, TASKS};
 use crate::oracle::{Audit, Violation};
 use crate::rng::Rng;
+use crate::volume::Local;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Topic {
@@ -27,7 +28,7 @@ pub enum Topic {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tp(pub Topic, pub usize);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Marker {
     pub task: usize,
     pub epoch: u64,
@@ -201,7 +202,8 @@ impl Broker {
         Ok(next)
     }
 
-    pub fn produce(&mut self, id: LaneId, epoch: u32, tp: Tp, body: Body) -> Result<(), Refusal> {
+    /// The offset of the record.
+    pub fn produce(&mut self, id: LaneId, epoch: u32, tp: Tp, body: Body) -> Result<usize, Refusal> {
         let txn = self.begin(id, epoch)?;
         let log = self.logs.entry(tp).or_default();
         if log.open.iter().all(|(open, _)| *open != txn) {
@@ -211,7 +213,7 @@ impl Broker {
         if let Some(open) = &mut self.coordinator(id, epoch)?.open {
             open.records.push((tp, body));
         }
-        Ok(())
+        Ok(self.end_of(tp) - 1)
     }
 
     pub fn send_offset(&mut self, id: LaneId, epoch: u32, task: usize, next: usize) -> Result<(), Refusal> {
@@ -252,8 +254,57 @@ impl Broker {
         true
     }
 
+    /// Whatever is open is aborted, and all markers are written.
+    pub fn settle(&mut self, rng: &mut Rng) {
+        let ids: Vec<LaneId> = self.ids.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.time_out(id));
+        self.slow = None;
+        while self.deliver_marker(rng) {}
+    }
+
     pub fn quiet(&self) -> bool {
         self.ids.values().all(|c| c.open.is_none() && c.pending.is_empty())
+    }
+
+    /// The last stable offset.
+    pub fn stable_end(&self, tp: Tp) -> usize {
+        self.logs.get(&tp).map_or(0, Log::stable_end)
+    }
+
+    /// Where the state says that its marker lies, it does. What is trimmed tells nothing.
+    pub fn tells(&self, task: usize, local: &Local) -> bool {
+        let Some(log) = self.logs.get(&Tp(Topic::Changelog, task)) else { return false };
+        let Some(at) = local.read.checked_sub(1).filter(|at| *at >= log.start) else { return true };
+        let found = log.entries.get(at);
+        found.is_some_and(|(fate, body)| *fate != Fate::Aborted && *body == Body::Marker(local.marker))
+    }
+
+    /// What lies before an offset is deleted.
+    pub fn trim(&mut self, tp: Tp, to: usize) {
+        if let Some(log) = self.logs.get_mut(&tp) {
+            log.start = log.start.max(to.min(log.entries.len()));
+        }
+    }
+
+    /// A broker becomes leader that has not got the end of the changelog; nothing is open there. The epochs from some one
+    /// above `least` on are gone.
+    pub fn lose_tail(&mut self, task: usize, least: u64, rng: &mut Rng) {
+        let Some(log) = self.logs.get_mut(&Tp(Topic::Changelog, task)) else { return };
+        let visible = log.entries.iter().enumerate().skip(log.start).filter(|(_, (fate, _))| *fate == Fate::Visible);
+        let markers = visible.filter_map(|(at, (_, body))| match body {
+            Body::Marker(marker) if marker.epoch >= least => Some((at, marker.epoch)),
+            _ => None,
+        });
+        let markers: Vec<(usize, u64)> = markers.collect();
+        if let Some((at, epoch)) = markers.get(rng.below(markers.len().max(1))) {
+            log.entries.truncate(at + 1);
+            self.audit.lose(task, *epoch);
+        }
+    }
+
+    /// The high watermark.
+    pub fn end_of(&self, tp: Tp) -> usize {
+        self.logs.get(&tp).map_or(0, |log| log.entries.len())
     }
 
     /// The first visible entry at or behind `from`, with its offset, as a `read_committed` reader sees it.
@@ -263,6 +314,25 @@ impl Broker {
         range.map(|at| (at, log.entries[at])).find(|(_, (fate, _))| *fate == Fate::Visible).map(|(at, (_, b))| (at, b))
     }
 
+    /// As a `read_uncommitted` reader sees it, but for what is aborted by now.
+    pub fn fetch_uncommitted(&self, tp: Tp, from: usize) -> Option<(usize, Body)> {
+        let entries = self.logs.get(&tp)?.entries.iter().enumerate().skip(from);
+        entries
+            .map(|(at, (fate, body))| (at, *fate, *body))
+            .find(|(_, f, _)| *f != Fate::Aborted)
+            .map(|(at, _, b)| (at, b))
+    }
+
+    /// The last visible epoch marker of a task.
+    pub fn last_marker(&self, task: usize) -> Option<Marker> {
+        let log = self.logs.get(&Tp(Topic::Changelog, task))?;
+        let visible = log.entries[..log.stable_end()].iter().skip(log.start).rev();
+        visible.filter(|(fate, _)| *fate == Fate::Visible).find_map(|(_, body)| match body {
+            Body::Marker(marker) => Some(*marker),
+            _ => None,
+        })
+    }
+
     /// Some transaction has no marker there yet.
     pub fn is_open(&self, tp: Tp) -> bool {
         self.logs.get(&tp).is_some_and(|log| !log.open.is_empty())
@@ -270,8 +340,11 @@ impl Broker {
 
     /// Everything visible, from the start of the log.
     pub fn visible(&self, tp: Tp) -> Vec<Body> {
+        self.visible_from(tp, 0)
+    }
+
+    pub fn visible_from(&self, tp: Tp, mut next: usize) -> Vec<Body> {
         let mut found = Vec::new();
-        let mut next = 0;
         while let Some((at, body)) = self.fetch(tp, next) {
             found.push(body);
             next = at + 1;

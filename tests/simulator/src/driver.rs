@@ -17,7 +17,10 @@ use crate::model::{self, Row, SOURCES, State, TASKS};
 use crate::mutant::Mutant;
 use crate::oracle::Violation;
 use crate::rng::Rng;
+use crate::savepoint::{Savepoints, Told};
+use crate::storage::Storage;
 use crate::trace::Trace;
+use crate::volume::{Local, Volume};
 
 pub const CHANGELOG: &str = "changelog";
 
@@ -25,6 +28,12 @@ pub const CHANGELOG: &str = "changelog";
 pub struct Env {
     pub broker: Broker,
     pub control: ControlTopic,
+    /// The disk of each process.
+    pub volumes: Vec<Volume>,
+    pub storage: Storage,
+    pub savepoints: Savepoints,
+    /// Changelogs that cannot be continued.
+    pub damaged: [bool; TASKS],
     pub rng: Rng,
     pub trace: Trace,
     pub mutant: Option<Mutant>,
@@ -56,16 +65,6 @@ impl Env {
     }
 }
 
-/// A task's RocksDB.
-#[derive(Clone, Default)]
-pub struct Local {
-    pub state: State,
-    pub epoch: u64,
-    next: usize,
-    /// How far the changelog was read.
-    read: usize,
-}
-
 /// A task that runs.
 struct Running {
     epoch: u64,
@@ -73,6 +72,19 @@ struct Running {
     from: usize,
     next: usize,
     overlay: State,
+    /// The marker of the epoch that is being committed, and the offset behind it.
+    closing: Option<(Marker, usize)>,
+    /// The savepoint for which it is a cut.
+    cut: Option<u64>,
+}
+
+/// What is to be written to a local state.
+struct Committed {
+    permit: ApplyPermit,
+    overlay: State,
+    marker: Marker,
+    read: usize,
+    cut: Option<u64>,
 }
 
 struct Commit {
@@ -82,9 +94,9 @@ struct Commit {
 
 pub struct SimLane {
     pub core: Lane,
+    process: usize,
     writer: Writer,
     epoch: LaneEpoch,
-    pub disk: Vec<Local>,
     actions: VecDeque<Action>,
     /// Appends on their way to the control topic, with their sequence numbers, and the answers on their way back.
     pub outbox: VecDeque<(u64, Change)>,
@@ -95,7 +107,13 @@ pub struct SimLane {
     born: bool,
     running: BTreeMap<usize, Running>,
     finishing: BTreeSet<usize>,
-    permits: VecDeque<(ApplyPermit, State, usize)>,
+    /// The savepoint that is being made.
+    told: Option<Told>,
+    /// Tasks that were cut for it.
+    cut: BTreeSet<usize>,
+    /// Tasks that are being restored, up to the marker of an epoch.
+    tails: BTreeMap<usize, Epoch>,
+    permits: VecDeque<Committed>,
     commit: Option<Commit>,
     rejected: bool,
     /// The lane that is being fenced is; the answer is on its way.
@@ -112,15 +130,15 @@ fn input(task: usize) -> Tp {
 }
 
 impl SimLane {
-    pub fn new(id: LaneId, life: u64, writer: Writer, disk: Vec<Local>, mutant: Option<Mutant>) -> Self {
+    pub fn new(id: LaneId, life: u64, process: usize, mutant: Option<Mutant>) -> Self {
         let plan = PlanStamp { plan: 1, fingerprint: 1, state_format: 1 };
         let mut core = Lane::new(id, Incarnation(life), plan, Mutant::rules(mutant));
         let actions = core.on(Event::Started).into();
         Self {
             core,
-            writer,
+            process,
+            writer: (process + 1, id.lane as usize),
             epoch: LaneEpoch::default(),
-            disk,
             actions,
             outbox: VecDeque::new(),
             acks: VecDeque::new(),
@@ -129,6 +147,9 @@ impl SimLane {
             born: false,
             running: BTreeMap::new(),
             finishing: BTreeSet::new(),
+            told: None,
+            cut: BTreeSet::new(),
+            tails: BTreeMap::new(),
             permits: VecDeque::new(),
             commit: None,
             rejected: false,
@@ -149,9 +170,44 @@ impl SimLane {
         self.actions.extend(actions);
     }
 
+    /// The tasks of these stages are to be cut by now, each once.
+    pub fn told(&mut self, told: Option<Told>, env: &mut Env) {
+        if told.as_ref().map(|told| told.id) != self.told.as_ref().map(|told| told.id) {
+            self.cut.clear();
+        }
+        self.told = told;
+        if env.mutant == Some(Mutant::CutsWhatIsThere) {
+            for task in self.to_cut() {
+                self.is_cut(task, env);
+            }
+        }
+    }
+
+    fn to_cut(&self) -> Vec<usize> {
+        let told = self.told.iter().flat_map(|told| told.tasks.difference(&self.cut));
+        told.copied().filter(|task| self.running.contains_key(task) && !self.finishing.contains(task)).collect()
+    }
+
+    fn is_cut(&mut self, index: usize, env: &mut Env) {
+        if let Some(told) = &self.told {
+            self.cut.insert(index);
+            let local = env.volumes[self.process].dbs[index].local.clone();
+            env.cut(told.id, index, &local);
+        }
+    }
+
+    /// Records that a task has read between the stages, and that are behind it for good.
+    pub fn trim_between(&self, env: &mut Env, heedless: bool) {
+        for index in self.running.keys().filter(|index| **index >= SOURCES && (self.told.is_none() || heedless)) {
+            let to = env.volumes[self.process].dbs[*index].local.marker.next;
+            env.broker.trim(Tp(Topic::Between, *index - SOURCES), to);
+        }
+    }
+
     /// Nothing to do, nothing in flight.
     pub fn idle(&self) -> bool {
-        self.actions.is_empty() && self.outbox.is_empty() && self.acks.is_empty() && self.permits.is_empty()
+        let done = self.actions.is_empty() && self.tails.is_empty() && self.permits.is_empty();
+        done && self.outbox.is_empty() && self.acks.is_empty()
     }
 
     /// Tombstones are on their way.
@@ -184,6 +240,8 @@ impl SimLane {
             self.wait_for_commit(env);
         } else if env.rng.per_mille(follows) {
             self.read_control(env);
+        } else if !self.tails.is_empty() && env.rng.per_mille(300) {
+            self.restore(env);
         } else if let Some(action) = self.actions.front().cloned() {
             if env.rng.per_mille(300) && !self.running.is_empty() {
                 self.work(env);
@@ -215,7 +273,6 @@ impl SimLane {
                 self.read_control(env);
                 self.core.log().next() > to
             }
-            Action::ReadTail { task, .. } => env.readable(Tp(Topic::Changelog, model::index(&task))),
             _ => true,
         };
         if !done {
@@ -236,11 +293,16 @@ impl SimLane {
             Action::ReadControlTo(_) => {}
             Action::AwaitRelease(task) => self.timers.push(Event::HandOverOverdue(task)),
             Action::AwaitFence(lane) => self.timers.push(Event::FenceOverdue(lane)),
-            Action::ReadTail { task, needed } => self.read_tail(task, needed, env),
+            Action::ReadTail { task, needed } => drop(self.tails.insert(model::index(&task), needed)),
             Action::Run(claim) => self.run(&claim.task, claim.generation.0, env),
             Action::Finish(task) => drop(self.finishing.insert(model::index(&task))),
-            Action::Stop { task, reason: StopReason::Changelog } => drop(self.refused.insert(model::index(&task))),
-            Action::Stop { .. } => {}
+            Action::Close(task) => self.close_state(model::index(&task), env),
+            Action::Stop { task, reason } => {
+                self.close_state(model::index(&task), env);
+                if reason == StopReason::Changelog {
+                    self.refused.insert(model::index(&task));
+                }
+            }
             Action::Exit(_) => {}
         }
     }
@@ -255,65 +317,92 @@ impl SimLane {
         false
     }
 
+    fn close_state(&mut self, index: usize, env: &mut Env) {
+        if self.tails.remove(&index).is_some() && env.mutant == Some(Mutant::AnswersAfterClosing) {
+            let last = env.volumes[self.process].dbs[index].local.epoch();
+            self.timers.push(Event::TailRead { task: model::task(index), last });
+        }
+        env.close(self.process, index, self.core.id().lane);
+    }
+
+    /// Goes on with one of the states that are to be brought level: it comes from the restorers, and the rest of the tail
+    /// is read here.
+    fn restore(&mut self, env: &mut Env) {
+        let one = env.rng.below(self.tails.len());
+        let Some((index, needed)) = self.tails.iter().nth(one).map(|(index, needed)| (*index, *needed)) else { return };
+        let tp = Tp(Topic::Changelog, index);
+        if !env.readable(tp) || !env.take(self.process, index, self.core.id().lane) {
+            return;
+        }
+        if env.volumes[self.process].dbs[index].local.read <= env.broker.end_of(tp) {
+            env.choose(self.process, index);
+        }
+        // What cannot be seen yet is not found to be missing.
+        if env.broker.is_open(tp) && env.volumes[self.process].dbs[index].local.read > env.broker.stable_end(tp) {
+            return;
+        }
+        self.tails.remove(&index);
+        let local = &env.volumes[self.process].dbs[index].local;
+        if env.mutant == Some(Mutant::RunsWarmCopyAsItIs) && local.epoch() >= needed {
+            return self.tell(Event::TailRead { task: model::task(index), last: local.epoch() });
+        }
+        self.read_tail(model::task(index), needed, env);
+    }
+
     /// Brings the local state level with the visible changelog.
     fn read_tail(&mut self, task: TaskId, needed: Epoch, env: &mut Env) {
         let index = model::index(&task);
         let tp = Tp(Topic::Changelog, index);
-        let last =
-            env.broker.visible(tp).iter().rev().find_map(|b| if let Body::Marker(m) = b { Some(*m) } else { None });
-        let local = &mut self.disk[index];
+        let last = env.broker.last_marker(index).map(|marker| Epoch(marker.epoch));
+        let local = &env.volumes[self.process].dbs[index].local;
         let log_start = env.broker.log_start(tp);
         let facts = ChangelogFacts {
             topic: CHANGELOG,
             topic_id: &env.broker.changelog_id.to_string(),
             partitions: TASKS as i32,
             log_start: Offset(log_start as i64),
-            last_marker: last.map(|marker| Epoch(marker.epoch)),
-            local: (local.epoch > 0 && local.read >= log_start).then_some(Epoch(local.epoch)),
+            last_marker: last,
+            local: (local.epoch() > Epoch(0)).then(|| local.epoch()),
             stateful: true,
             needed,
+            restored: false,
+            begun: None,
         };
+        let mut level = true;
         let created: Option<&Created> = self.core.log().created(CHANGELOG);
         match changelog_start(created, &facts) {
-            Ok(ChangelogStart::AfterWithoutLocal(_)) => {
-                env.broker.audit.report(Violation::LocalState { task: index, epoch: local.epoch });
-                *local = Local::default();
-            }
+            Ok(ChangelogStart::AfterWithoutLocal(_)) => env.discard(self.process, index),
+            Ok(ChangelogStart::NotLevel) => level = false,
             Ok(_) => {}
-            Err(_) if env.mutant == Some(Mutant::NoMarkerIsNew) => *local = Local::default(),
+            Err(_) if env.mutant == Some(Mutant::NoMarkerIsNew) => {
+                env.volumes[self.process].dbs[index].local = Local::default();
+            }
             Err(error) => {
                 env.trace.line(format_args!("{}: {error}", self.core.id()));
+                if !env.damaged[index] {
+                    env.broker.audit.report(Violation::Refused { task: index, why: error.to_string() });
+                }
                 return self.tell(Event::TailRefused(task));
             }
         }
-        let mut open = State::new();
-        while let Some((at, body)) = env.broker.fetch(tp, local.read) {
-            local.read = at + 1;
-            match body {
-                Body::State(key, value) => drop(open.insert(key, value)),
-                // What the local state has already is not put back to an older value.
-                Body::Marker(marker) if marker.epoch <= local.epoch => open.clear(),
-                Body::Marker(marker) => {
-                    local.state.append(&mut open);
-                    (local.epoch, local.next) = (marker.epoch, marker.next);
-                }
-                Body::Row(..) | Body::Control => {}
-            }
-        }
-        let last = last.map_or(Epoch(0), |marker| Epoch(marker.epoch));
+        let local = &mut env.volumes[self.process].dbs[index].local;
+        local.replay(&env.broker, index, usize::MAX);
+        let last = if level { local.epoch() } else { last.unwrap_or_default() };
         self.tell(Event::TailRead { task, last });
     }
 
     fn run(&mut self, task: &TaskId, generation: u64, env: &mut Env) {
         let index = model::index(task);
-        let local = &self.disk[index];
+        let local = &env.volumes[self.process].dbs[index].local;
+        env.broker.audit.check(index, local);
         let from = match env.mutant {
             Some(Mutant::TrustsGroupOffsets) => env.broker.group_offset(index),
-            _ => local.next,
+            _ => local.marker.next,
         };
-        let resolution = self.epoch.run(task.clone(), Epoch(local.epoch));
-        env.trace.line(format_args!("{} runs {task} after epoch {}: {resolution:?}", self.core.id(), local.epoch));
-        let running = Running { epoch: local.epoch, generation, from, next: from, overlay: State::new() };
+        let epoch = local.marker.epoch;
+        let resolution = self.epoch.run(task.clone(), Epoch(epoch));
+        env.trace.line(format_args!("{} runs {task} after epoch {epoch}: {resolution:?}", self.core.id()));
+        let running = Running { epoch, generation, from, next: from, overlay: State::new(), closing: None, cut: None };
         self.running.insert(index, running);
     }
 
@@ -337,6 +426,7 @@ impl SimLane {
                     self.tell(Event::Finished { task: model::task(index), last });
                 } else if self.producer.is_some() && !self.running.is_empty() && env.rng.per_mille(env.work) {
                     let early = env.rng.per_mille(env.close);
+                    self.wake(env);
                     let worked = !early && self.process(env);
                     let ended = !worked && self.close(env);
                     if !early && !worked && !ended {
@@ -351,6 +441,15 @@ impl SimLane {
             }
             Phase::Committing => {}
             Phase::Applying => self.apply(env),
+        }
+    }
+
+    /// A task that is to be cut has an epoch, though it may have read nothing.
+    fn wake(&mut self, env: &mut Env) {
+        for index in self.to_cut() {
+            if !self.epoch.bisecting() && env.broker.begin(self.core.id(), self.producer.unwrap_or_default()).is_ok() {
+                self.epoch.fired(&model::task(index)).expect("the phase was looked at");
+            }
         }
     }
 
@@ -403,7 +502,8 @@ impl SimLane {
             let (to, out) = if self.epoch.condemned(&task, 0, offset) {
                 (Tp(Topic::Dead, 0), row)
             } else {
-                let before = running.overlay.get(&row.key).or(self.disk[index].state.get(&row.key));
+                let local = &env.volumes[self.process].dbs[index].local;
+                let before = running.overlay.get(&row.key).or(local.state.get(&row.key));
                 let value = model::fold(before.copied().unwrap_or_default(), row.value);
                 running.overlay.insert(row.key, value);
                 let topic = if index < SOURCES { Topic::Between } else { Topic::Out };
@@ -425,17 +525,19 @@ impl SimLane {
         let (id, producer) = (self.core.id(), self.producer.unwrap_or_default());
         let epochs = self.epoch.close().expect("the phase was looked at");
         let mut records = Vec::new();
+        let to_cut = self.to_cut();
         for (task, epoch) in &epochs {
             let index = model::index(task);
-            let Some(run) = self.running.get(&index) else { continue };
+            let Some(run) = self.running.get_mut(&index) else { continue };
+            run.cut = self.told.as_ref().map(|told| told.id).filter(|_| to_cut.contains(&index));
             let marker =
                 Marker { task: index, epoch: epoch.0, generation: run.generation, from: run.from, next: run.next };
             let tp = Tp(Topic::Changelog, index);
             records.extend(run.overlay.iter().map(|(key, value)| (tp, Body::State(*key, *value))));
             records.push((tp, Body::Marker(marker)));
             if env.mutant == Some(Mutant::AppliesBeforeCommit) {
-                self.disk[index].state.extend(&run.overlay);
-                (self.disk[index].epoch, self.disk[index].next) = (epoch.0, run.next);
+                let read = env.broker.end_of(tp);
+                env.volumes[self.process].dbs[index].local.extend(&run.overlay, marker, read);
             }
             if let Err(refusal) = env.broker.send_offset(id, producer, index, run.next) {
                 self.refused(refusal, env);
@@ -446,7 +548,7 @@ impl SimLane {
             self.stash = mem::take(&mut records);
         }
         for (tp, body) in records {
-            if let Err(refusal) = env.broker.produce(id, producer, tp, body) {
+            if let Err(refusal) = self.send(tp, body, env) {
                 self.refused(refusal, env);
                 return true;
             }
@@ -455,6 +557,17 @@ impl SimLane {
             env.trace.line(format_args!("{id} closes {epochs:?}"));
         }
         !epochs.is_empty()
+    }
+
+    /// Sends a record of a changelog.
+    fn send(&mut self, tp: Tp, body: Body, env: &mut Env) -> Result<(), Refusal> {
+        let at = env.broker.produce(self.core.id(), self.producer.unwrap_or_default(), tp, body)?;
+        if let Body::Marker(marker) = body
+            && let Some(run) = self.running.get_mut(&marker.task)
+        {
+            run.closing = Some((marker, at + 1));
+        }
+        Ok(())
     }
 
     fn follow(&mut self, next: Next, env: &mut Env) {
@@ -468,8 +581,10 @@ impl SimLane {
                 for permit in permits {
                     let index = model::index(permit.task());
                     let Some(run) = self.running.get_mut(&index) else { continue };
+                    let Some((marker, read)) = run.closing.take() else { continue };
                     (run.epoch, run.from) = (permit.epoch().0, run.next);
-                    self.permits.push_back((permit, mem::take(&mut run.overlay), run.next));
+                    let overlay = mem::take(&mut run.overlay);
+                    self.permits.push_back(Committed { permit, overlay, marker, read, cut: run.cut.take() });
                 }
             }
             Next::Abort => drop(self.abort(env)),
@@ -542,7 +657,7 @@ impl SimLane {
             Err(refusal) => self.refused(refusal, env),
             Ok(txn) => {
                 for (tp, body) in mem::take(&mut self.stash) {
-                    env.broker.produce(id, producer, tp, body).expect("the transaction has just begun");
+                    self.send(tp, body, env).expect("the transaction has just begun");
                 }
                 self.commit = Some(Commit { txn, arrived: None });
             }
@@ -550,19 +665,21 @@ impl SimLane {
     }
 
     fn apply(&mut self, env: &mut Env) {
-        let Some((permit, overlay, next)) = self.permits.pop_front() else { return };
+        let Some(Committed { permit, overlay, marker, read, cut }) = self.permits.pop_front() else { return };
         let (index, epoch) = (model::index(permit.task()), permit.epoch());
         if env.rng.per_mille(env.disk_full) {
             env.trace.line(format_args!("{} cannot apply epoch {epoch} of {}", self.core.id(), permit.task()));
+            let db = &mut env.volumes[self.process].dbs[index];
+            db.local = db.flushed.clone();
             let task = self.epoch.apply_failed(permit);
             return self.failed(task, epoch);
         }
-        let local = &mut self.disk[index];
-        local.state.extend(overlay);
-        (local.epoch, local.next) = (epoch.0, next);
+        let local = &mut env.volumes[self.process].dbs[index].local;
+        local.extend(&overlay, marker, read);
+        env.broker.audit.check(index, local);
         self.epoch.applied(permit);
-        if local.epoch > env.broker.audit.last(index).epoch {
-            env.broker.audit.report(Violation::LocalState { task: index, epoch: epoch.0 });
+        if cut.is_some_and(|id| self.told.as_ref().is_some_and(|told| told.id == id)) {
+            self.is_cut(index, env);
         }
     }
 
@@ -598,6 +715,7 @@ impl SimLane {
         self.running.clear();
         self.finishing.clear();
         self.permits.clear();
+        self.tails.clear();
         self.actions.retain(|a| !matches!(a, Action::ReadTail { .. } | Action::Run(_) | Action::Finish(_)));
         self.tell(Event::Lost);
     }

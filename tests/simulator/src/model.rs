@@ -57,6 +57,7 @@ pub fn sources(rng: &mut Rng, rows: usize, poison: u32) -> Vec<Vec<Row>> {
 }
 
 /// What must be there at the end.
+#[derive(Debug, PartialEq, Eq)]
 pub struct Answer {
     pub output: Vec<Row>,
     pub dead: Vec<u16>,
@@ -64,24 +65,40 @@ pub struct Answer {
     pub states: Vec<State>,
 }
 
-pub fn answer(sources: &[Vec<Row>]) -> Answer {
-    let mut answer = Answer { output: Vec::new(), dead: Vec::new(), states: vec![State::new(); TASKS] };
-    let mut step = |task: usize, row: &Row| {
-        let state = answer.states[task].entry(row.key).or_default();
+impl Answer {
+    fn step(&mut self, task: usize, row: &Row) -> Row {
+        let state = self.states[task].entry(row.key).or_default();
         *state = fold(*state, row.value);
         Row { value: *state, ..*row }
-    };
-    for (partition, rows) in sources.iter().enumerate() {
-        for row in rows {
-            if row.poison {
-                answer.dead.push(row.uid);
-            } else {
-                let middle = step(partition, row);
-                answer.output.push(step(SOURCES + between(row.key), &middle));
-            }
+    }
+
+    /// A row of a source partition.
+    pub fn first_stage(&mut self, partition: usize, row: &Row) {
+        if row.poison {
+            self.dead.push(row.uid);
+        } else {
+            let middle = self.step(partition, row);
+            self.second_stage(&middle);
         }
     }
-    answer.output.sort_unstable();
-    answer.dead.sort_unstable();
+
+    /// A row between the stages.
+    pub fn second_stage(&mut self, row: &Row) {
+        let out = self.step(SOURCES + between(row.key), row);
+        self.output.push(out);
+    }
+
+    pub fn sort(&mut self) {
+        self.output.sort_unstable();
+        self.dead.sort_unstable();
+    }
+}
+
+pub fn answer(sources: &[Vec<Row>]) -> Answer {
+    let mut answer = Answer { output: Vec::new(), dead: Vec::new(), states: vec![State::new(); TASKS] };
+    for (partition, rows) in sources.iter().enumerate() {
+        rows.iter().for_each(|row| answer.first_stage(partition, row));
+    }
+    answer.sort();
     answer
 }

@@ -1,6 +1,15 @@
 //! What happened, as a hash and, when somebody wants to read it, as lines.
 
-use std::fmt::{self, Write};
+use std::fmt::{self, Debug, Write};
+
+/// What a run came to.
+pub struct Run<V> {
+    pub violation: Option<V>,
+    /// Of everything that happened.
+    pub hash: u64,
+    /// Filled when the run was recorded.
+    pub lines: Vec<String>,
+}
 
 pub struct Trace {
     hash: u64,
@@ -32,8 +41,12 @@ impl Trace {
         }
     }
 
-    pub fn finish(self) -> (u64, Vec<String>) {
-        (self.hash, self.recorded.unwrap_or_default())
+    /// A violation is the last line.
+    pub fn finish<V: Debug>(mut self, violation: Option<V>) -> Run<V> {
+        if let Some(violation) = &violation {
+            self.line(format_args!("{violation:?}"));
+        }
+        Run { violation, hash: self.hash, lines: self.recorded.unwrap_or_default() }
     }
 }
 

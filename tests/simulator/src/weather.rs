@@ -12,7 +12,21 @@ pub enum Happening {
     MarkerLands,
     TimerFires,
     AssignmentArrives,
-    NewAssignment,
+    /// Somebody changes where tasks shall lie.
+    Edit,
+    OperatorLooks,
+    OperatorWrites,
+    /// A restorer reads a slice of a changelog.
+    Restore,
+    /// A state is written out.
+    Flush,
+    /// The state of a task that runs is held fast, for a snapshot.
+    Checkpoint,
+    Upload,
+    DamageSnapshot,
+    SavepointStep,
+    /// What was read between the stages is deleted.
+    TrimBetween,
     /// An EndTxn request that its client has given up.
     LateRequestLands,
     Crash,
@@ -38,14 +52,23 @@ enum Weight {
 use Weight::{Often, Rarely};
 
 /// With the weight when all is calm.
-const WEATHER: [(Happening, Weight, u32); 16] = [
+const WEATHER: [(Happening, Weight, u32); 25] = [
     (H::Step, Often(2400, 2400), 100),
     (H::AppendLands, Often(80, 800), 30),
     (H::AppendRepeated, Rarely(80), 0),
     (H::MarkerLands, Often(4, 600), 30),
     (H::TimerFires, Often(4, 160), 10),
     (H::AssignmentArrives, Often(8, 240), 10),
-    (H::NewAssignment, Often(2, 24), 0),
+    (H::Edit, Often(2, 24), 0),
+    (H::OperatorLooks, Often(4, 60), 10),
+    (H::OperatorWrites, Often(4, 60), 10),
+    (H::Restore, Often(40, 600), 40),
+    (H::Flush, Often(1, 60), 2),
+    (H::Checkpoint, Rarely(80), 2),
+    (H::Upload, Often(4, 60), 2),
+    (H::DamageSnapshot, Rarely(20), 0),
+    (H::SavepointStep, Rarely(60), 0),
+    (H::TrimBetween, Rarely(60), 2),
     (H::LateRequestLands, Rarely(80), 0),
     (H::Crash, Rarely(4), 0),
     (H::Twin, Rarely(6), 0),
@@ -69,18 +92,22 @@ pub enum Climate {
     Force,
     /// Tasks go from lane to lane faster than their markers become visible.
     SlowMarkers,
+    /// Not much goes wrong but that someone crashes in the middle of a hand-over, or that its goal changes; and disks,
+    /// snapshots and the ends of changelogs are lost.
+    Rescale,
 }
 
 impl Climate {
-    pub const ALL: [Self; 4] = [Self::Mixed, Self::Twins, Self::SlowMarkers, Self::Force];
+    pub const ALL: [Self; 5] = [Self::Mixed, Self::Twins, Self::SlowMarkers, Self::Force, Self::Rescale];
 
     /// The weight of a happening, where it differs.
     fn weight(self, happening: Happening, weight: Weight) -> Weight {
         match (self, happening) {
             (Self::Twins, H::Twin) => Often(2, 12),
             (Self::Twins, H::Crash | H::Leave) | (Self::Force, H::Twin | H::Crash | H::Leave) => Often(0, 0),
+            (Self::Twins | Self::Force, H::SavepointStep) => Often(10, 80),
             (Self::Twins | Self::Force, H::TransactionTimesOut) => Rarely(80),
-            (Self::Twins | Self::Force, H::NewAssignment) => Often(20, 60),
+            (Self::Twins | Self::Force, H::Edit) => Often(20, 60),
             (Self::Twins, H::AssignmentArrives) => Often(100, 300),
             (Self::Twins, H::TimerFires) => Often(1, 16),
             (Self::Twins, H::MarkerLands) => Often(4, 40),
@@ -89,31 +116,47 @@ impl Climate {
             (Self::Force, H::Compact) => Often(1, 120),
             (Self::SlowMarkers, H::MarkerLands) => Often(1, 12),
             (Self::SlowMarkers, H::Compact) => Often(40, 160),
-            (Self::SlowMarkers, H::NewAssignment) => Often(10, 40),
+            (Self::SlowMarkers, H::Edit) => Often(10, 40),
             (Self::SlowMarkers, H::Crash) => Often(2, 10),
             (Self::SlowMarkers, H::TimerFires) => Often(60, 200),
+            (Self::Rescale, H::Crash) => Often(1, 10),
+            (Self::Rescale, H::Checkpoint) => Often(10, 100),
+            (Self::Rescale, H::Upload) => Often(10, 60),
+            (Self::Rescale, H::DamageSnapshot) => Often(0, 12),
+            (Self::Rescale, H::Edit) => Often(4, 12),
+            (Self::Rescale, H::MarkerLands) => Often(20, 300),
+            (Self::Rescale, H::OperatorLooks | H::OperatorWrites) => Often(20, 60),
             _ => weight,
         }
     }
 }
 
-/// The weights of one seed.
+/// The weights of one seed, each with those before it.
 pub struct Weather([u32; WEATHER.len()]);
 
 impl Weather {
     pub fn of(climate: Climate, rng: &mut Rng) -> Self {
-        Self(WEATHER.map(|(happening, weight, _)| match climate.weight(happening, weight) {
+        Self::from(WEATHER.map(|(happening, weight, _)| match climate.weight(happening, weight) {
             Often(from, to) => from + rng.below((to - from + 1) as usize) as u32,
             Rarely(to) => u32::from(rng.per_mille(400)) * (1 + rng.below(to as usize) as u32),
         }))
     }
 
     pub fn calm() -> Self {
-        Self(WEATHER.map(|(_, _, calm)| calm))
+        Self::from(WEATHER.map(|(_, _, calm)| calm))
+    }
+
+    fn from(weights: [u32; WEATHER.len()]) -> Self {
+        let mut sum = 0;
+        Self(weights.map(|weight| {
+            sum += weight;
+            sum
+        }))
     }
 
     pub fn draw(&self, rng: &mut Rng) -> Happening {
-        WEATHER[rng.weighted(self.0)].0
+        let one = rng.below(self.0[WEATHER.len() - 1] as usize) as u32;
+        WEATHER[self.0.partition_point(|sum| *sum <= one)].0
     }
 }
 
@@ -140,6 +183,7 @@ impl Pace {
             hears: one(match climate {
                 Climate::Mixed | Climate::SlowMarkers => [0, 0, 1, 1, 1],
                 Climate::Twins => [1, 1, 1, 1, 1],
+                Climate::Rescale => [0, 1, 1, 1, 1],
                 Climate::Force => [0, 0, 0, 0, 1],
             }) > 0,
             follows: one(if stalls { [0, 10, 50, 50, 300] } else { [0, 50, 300, 300, 300] }),

@@ -1,19 +1,26 @@
 //! Processes, their platform, the operator, and everything that can happen to them.
 
+use std::collections::BTreeSet;
 use std::mem;
 
+use millrace_core::assignment::{Cut, Placement};
 use millrace_core::control::{Change, Created, LaneId, Record};
-use millrace_core::ids::{Generation, TaskId, Timeline};
+use millrace_core::ids::{Epoch, Generation, Offset, TaskId, Timeline};
 use millrace_core::ownership::{Event, ExitReason};
+use millrace_core::report::TaskState;
 
 use crate::broker::{Broker, Topic, Tp};
 use crate::control_topic::ControlTopic;
-use crate::driver::{CHANGELOG, Env, Local, SimLane};
-use crate::model::{self, Answer, SOURCES, TASKS};
+use crate::driver::{CHANGELOG, Env, SimLane};
+use crate::model::{self, Answer, Row, SOURCES, State, TASKS};
 use crate::mutant::Mutant;
+use crate::operator::{Operator, Workers, placed};
 use crate::oracle::{self, Violation};
 use crate::rng::Rng;
-use crate::trace::Trace;
+use crate::savepoint::{Savepoints, Told};
+use crate::storage::Storage;
+use crate::trace::{Run, Trace};
+use crate::volume::Volume;
 use crate::weather::{Climate, Happening as H, Pace, Weather};
 
 /// Steps with faults; the shorter worlds end with most of the work still to do.
@@ -27,26 +34,14 @@ const TWINS_MAX: usize = 2;
 /// Steps after the end, in which whoever still believes to own something has the chance to show it.
 const SETTLE: usize = 300;
 
-/// What a run came to.
-pub struct Run {
-    pub violation: Option<Violation>,
-    /// Of everything that happened.
-    pub hash: u64,
-    /// Filled when the run was recorded.
-    pub lines: Vec<String>,
-}
-
-#[derive(Clone)]
-struct Assignment {
-    generation: Generation,
-    lanes: Vec<LaneId>,
-}
-
 struct Process {
+    at: usize,
     worker: u32,
     lanes: Vec<SimLane>,
     alive: bool,
     pace: Pace,
+    /// The assignment that it has taken up.
+    heard: Generation,
 }
 
 /// How the last quiet phase begins.
@@ -64,7 +59,15 @@ struct World {
     processes: Vec<Process>,
     workers: u32,
     lanes: u32,
-    assignments: Vec<Assignment>,
+    operator: Operator,
+    /// Tasks move when their next owners are level; else at once, whatever comes of it.
+    patient: bool,
+    /// When brokers lose the end of a changelog that they had acknowledged.
+    loss_at: Option<usize>,
+    /// Workers that have not learnt to leave alone what a savepoint needs.
+    heedless: bool,
+    /// A worker where no state that is to be warm ever gets level.
+    lame: Option<u32>,
     weather: Weather,
     lives: u64,
     climate: Climate,
@@ -72,7 +75,7 @@ struct World {
 }
 
 /// Runs one seed; `record` keeps the lines of the trace.
-pub fn run(seed: u64, mutant: Option<Mutant>, record: bool) -> Run {
+pub fn run(seed: u64, mutant: Option<Mutant>, record: bool) -> Run<Violation> {
     let mut rng = Rng::new(seed);
     let rows = 10 + rng.below(110);
     let climate = Climate::ALL[seed as usize % Climate::ALL.len()];
@@ -81,12 +84,8 @@ pub fn run(seed: u64, mutant: Option<Mutant>, record: bool) -> Run {
     let sources = model::sources(&mut rng, rows, poison);
     let answer = model::answer(&sources);
     let mut world = World::new(climate, aborts, rng, &sources, Trace::new(record), mutant);
-    let violation = world.live(&answer);
-    if let Some(violation) = &violation {
-        world.env.trace.line(format_args!("{violation}"));
-    }
-    let (hash, lines) = world.env.trace.finish();
-    Run { violation, hash, lines }
+    let violation = world.live(&sources, &answer);
+    world.env.trace.finish(violation)
 }
 
 impl World {
@@ -94,7 +93,7 @@ impl World {
         climate: Climate,
         aborts: bool,
         mut rng: Rng,
-        sources: &[Vec<model::Row>],
+        sources: &[Vec<Row>],
         trace: Trace,
         mutant: Option<Mutant>,
     ) -> Self {
@@ -103,6 +102,7 @@ impl World {
             Climate::Mixed => (2 + rng.below(2) as u32, 1 + rng.below(2) as u32),
             Climate::Twins => (2, 1),
             Climate::Force | Climate::SlowMarkers => (3, 1),
+            Climate::Rescale => (3, 1 + rng.below(2) as u32),
         };
         let mut control = ControlTopic::default();
         let created = Created { topic_id: "1".into(), partitions: TASKS as i32, begun: TASKS as i32 };
@@ -120,6 +120,10 @@ impl World {
         let env = Env {
             broker,
             control,
+            volumes: Vec::new(),
+            storage: Storage::default(),
+            savepoints: Savepoints::default(),
+            damaged: [false; TASKS],
             rng,
             trace,
             mutant,
@@ -133,19 +137,48 @@ impl World {
             slow_birth,
             late,
         };
-        let (processes, assignments) = (Vec::new(), Vec::new());
-        let mut world = Self { env, processes, workers, lanes, assignments, weather, lives: 0, climate, calm: false };
-        world.assign();
-        world.env.broker.slow =
-            Some(world.any_lane()).filter(|_| matches!(climate, Climate::Mixed | Climate::SlowMarkers));
-        let twice = world.env.rng.per_mille(300) && climate != Climate::Force || climate == Climate::Twins;
-        (0..workers << u32::from(twice)).for_each(|at| world.start(at % workers, None));
+        let mut world = Self {
+            env,
+            processes: Vec::new(),
+            workers,
+            lanes,
+            operator: Operator::default(),
+            patient: false,
+            loss_at: None,
+            heedless: false,
+            lame: None,
+            weather,
+            lives: 0,
+            climate,
+            calm: false,
+        };
+        world.begin();
         world
     }
 
-    fn live(&mut self, answer: &Answer) -> Option<Violation> {
+    fn begin(&mut self) {
+        self.edit();
+        self.patient = match self.climate {
+            Climate::Rescale => true,
+            Climate::Mixed | Climate::SlowMarkers => self.env.rng.per_mille(500),
+            Climate::Twins | Climate::Force => false,
+        };
+        let loses = matches!(self.climate, Climate::Mixed | Climate::Rescale) && self.env.rng.per_mille(400);
+        self.loss_at = loses.then(|| self.env.rng.below(CHAOS / 2));
+        self.heedless = self.env.rng.per_mille(300);
+        self.lame = self.env.rng.per_mille(100).then(|| self.env.rng.below(self.workers as usize) as u32);
+        self.env.broker.slow =
+            Some(self.any_lane()).filter(|_| matches!(self.climate, Climate::Mixed | Climate::SlowMarkers));
+        let twice = self.env.rng.per_mille(300) && self.climate != Climate::Force || self.climate == Climate::Twins;
+        (0..self.workers << u32::from(twice)).for_each(|at| self.start(at % self.workers, None));
+    }
+
+    fn live(&mut self, sources: &[Vec<Row>], answer: &Answer) -> Option<Violation> {
         for step in 0..CHAOS {
             self.happen();
+            if self.loss_at == Some(step) {
+                self.lose();
+            }
             if step % 50 == 0 {
                 self.keep_workers_up();
             }
@@ -159,7 +192,7 @@ impl World {
             _ => Ending::Plain,
         };
         self.calm(ending);
-        self.come_to_an_end(ending, answer)
+        self.come_to_an_end(sources, answer)
     }
 
     /// From here on nothing goes wrong any more, and what is there must find to the end by itself.
@@ -177,16 +210,25 @@ impl World {
         }
         match ending {
             Ending::Plain => {}
-            Ending::ChangelogRecreated => self.env.broker.recreate_changelog(),
-            Ending::ChangelogTruncated(task) => self.env.broker.truncate_changelog(task),
+            Ending::ChangelogRecreated => {
+                self.env.broker.recreate_changelog();
+                self.env.damaged = [true; TASKS];
+            }
+            // One that was empty loses nothing, nor does one with a snapshot at its very end.
+            Ending::ChangelogTruncated(task) => {
+                self.env.broker.truncate_changelog(task);
+                let cut_off = self.env.broker.log_start(Tp(Topic::Changelog, task)) > 0;
+                let base = self.env.storage.base(&self.env.broker, task, None);
+                self.env.damaged[task] = cut_off && base.epoch() == Epoch(0);
+            }
         }
         if ending != Ending::Plain {
             (0..self.workers).for_each(|worker| self.start(worker, None));
         }
-        self.assign();
+        self.edit();
     }
 
-    fn come_to_an_end(&mut self, ending: Ending, answer: &Answer) -> Option<Violation> {
+    fn come_to_an_end(&mut self, sources: &[Vec<Row>], answer: &Answer) -> Option<Violation> {
         let before: Vec<u64> = (0..TASKS).map(|task| self.env.broker.audit.last(task).epoch).collect();
         let mut settling = None;
         for step in 0..CALM_MAX {
@@ -196,24 +238,19 @@ impl World {
             }
             if step % 20 == 0 {
                 self.keep_workers_up();
-                let ended = self.ended(ending);
+                let ended = self.ended();
                 settling = if ended { settling.or(Some(step)) } else { None };
             }
             if settling.is_some_and(|since| step >= since + SETTLE) {
-                return self.verdict(ending, &before, answer);
+                return self.verdict(&before, sources, answer);
             }
         }
         let epochs: Vec<_> = (0..TASKS).map(|task| self.env.broker.audit.last(task)).collect();
         Some(Violation::Stuck { at: format!("{epochs:?}") })
     }
 
-    /// The task's changelog cannot be continued. One that was empty lost nothing by being cut off.
-    fn damaged(&self, ending: Ending, task: usize) -> bool {
-        ending == Ending::ChangelogRecreated || self.env.broker.log_start(Tp(Topic::Changelog, task)) > 0
-    }
-
     /// Every task has read all there is, or has been refused by whoever should run it.
-    fn ended(&self, ending: Ending) -> bool {
+    fn ended(&self) -> bool {
         let broker = &self.env.broker;
         let alive = || self.processes.iter().filter(|process| process.alive).flat_map(|process| &process.lanes);
         let refused = |task: &usize| alive().any(|lane| lane.refused.contains(task));
@@ -222,29 +259,43 @@ impl World {
             broker.fetch(input, broker.audit.last(*task).next).is_none()
                 && alive().any(|l| l.runs().any(|t| t == *task))
         };
-        let done = |task: usize| if self.damaged(ending, task) { refused(&task) } else { level(&task) };
-        broker.quiet() && alive().all(SimLane::idle) && (0..TASKS).all(done)
+        let done = |task: usize| if self.env.damaged[task] { refused(&task) } else { level(&task) };
+        broker.quiet() && alive().all(SimLane::idle) && (0..TASKS).all(|task| done(task) && self.is_placed(task))
     }
 
-    fn verdict(&self, ending: Ending, before: &[u64], answer: &Answer) -> Option<Violation> {
+    /// The task lies where it shall, or its next owner does not get level.
+    fn is_placed(&self, task: usize) -> bool {
+        let goal = self.operator.goal[task];
+        self.lame == Some(goal.worker)
+            || self.operator.lies(task).is_some_and(|p| (p.worker, p.lane) == (goal.worker, goal.lane))
+    }
+
+    fn verdict(&mut self, before: &[u64], sources: &[Vec<Row>], answer: &Answer) -> Option<Violation> {
+        for process in self.processes.iter().filter(|process| process.alive) {
+            for (task, db) in self.env.volumes[process.at].dbs.iter().enumerate() {
+                self.env.broker.audit.check_kept(task, &db.local);
+                self.env.broker.audit.check_kept(task, &db.flushed);
+            }
+        }
         let broker = &self.env.broker;
-        let damaged = |task: &usize| self.damaged(ending, *task);
+        let damaged = |task: &usize| self.env.damaged[*task];
         let not_refused = (0..TASKS).filter(damaged).find(|task| broker.audit.last(*task).epoch != before[*task]);
         if let Some(task) = not_refused {
             return Some(Violation::NotRefused { task });
         }
         let complete = !(0..TASKS).any(|task| damaged(&task));
-        oracle::judge(broker, answer, complete).or_else(|| if complete { self.wrong_local_state() } else { None })
+        let wrong_state = || (0..TASKS).find(|task| complete && self.rebuilt(*task) != answer.states[*task]);
+        let judged = oracle::judge(broker, answer, complete).or_else(|| broker.violation().cloned());
+        let wrong_savepoint = || self.env.wrong_savepoint(sources, answer);
+        let judged = judged.or_else(|| wrong_savepoint().map(|number| Violation::Savepoint { number }));
+        judged.or_else(|| wrong_state().map(|task| Violation::State { task }))
     }
 
-    /// I1: every local state is what the changelog says for its epoch.
-    fn wrong_local_state(&self) -> Option<Violation> {
-        let alive = self.processes.iter().filter(|process| process.alive).flat_map(|process| &process.lanes);
-        let mut locals = alive.flat_map(|lane| lane.disk.iter().enumerate());
-        let wrong = |(task, local): &(usize, &Local)| {
-            oracle::replay(&self.env.broker, *task, local.epoch).as_ref() != Some(&local.state)
-        };
-        locals.find(wrong).map(|(task, local)| Violation::LocalState { task, epoch: local.epoch })
+    /// What is left of a state when all disks are gone.
+    fn rebuilt(&self, task: usize) -> State {
+        let mut local = self.env.storage.base(&self.env.broker, task, self.env.mutant);
+        local.replay(&self.env.broker, task, usize::MAX);
+        local.state
     }
 
     fn happen(&mut self) {
@@ -268,7 +319,32 @@ impl World {
             (H::MarkerLands, _) => drop(self.env.broker.deliver_marker(&mut self.env.rng)),
             (H::TimerFires, Some(at)) => self.fire_timer(at),
             (H::AssignmentArrives, Some(at)) => self.tell_assignment(at),
-            (H::NewAssignment, _) => self.assign(),
+            (H::Edit, _) => self.edit(),
+            (H::OperatorLooks, _) if self.patient => self.operator_looks(),
+            (H::OperatorWrites, _) => self.operator_writes(),
+            (H::Restore, _) => self.restore(),
+            (H::Flush, Some(at)) => {
+                let task = self.env.rng.below(TASKS);
+                self.env.flush(at, task);
+            }
+            (H::Checkpoint, Some(at)) => {
+                let task = self.env.rng.below(TASKS);
+                if self.processes[at].lanes.iter().any(|lane| lane.runs().any(|running| running == task)) {
+                    self.env.checkpoint(at, task);
+                }
+            }
+            (H::Upload, _) => self.env.upload(),
+            // What brokers have lost is read again.
+            (H::SavepointStep | H::TrimBetween, _) if self.loss_at.is_some() => {}
+            (H::SavepointStep, _) => self.savepoint_step(),
+            (H::TrimBetween, Some(at)) => {
+                let lanes = self.processes[at].lanes.iter();
+                lanes.for_each(|lane| lane.trim_between(&mut self.env, self.heedless));
+            }
+            (H::DamageSnapshot, _) => {
+                let task = self.env.rng.below(TASKS);
+                self.env.damage(task);
+            }
             (H::LateRequestLands, _) => self.land_late_request(),
             (H::Crash, Some(at)) => {
                 self.crash(at);
@@ -336,6 +412,7 @@ impl World {
             return;
         }
         env.trace.line(format_args!("process {at:x} ends"));
+        env.storage.forget(at);
         for lane in &mut process.lanes {
             lane.crash(env);
             if env.rng.per_mille(500) {
@@ -344,24 +421,46 @@ impl World {
         }
     }
 
+    /// All processes end, and the changelog of a task that writes to the outside loses epochs that were acknowledged. What
+    /// those have written is there already, and will be there once more. A release that names one would be waited for.
+    fn lose(&mut self) {
+        let task = SOURCES + self.env.rng.below(TASKS - SOURCES);
+        let there: Vec<usize> = (0..self.processes.len()).filter(|at| self.processes[*at].alive).collect();
+        there.iter().for_each(|at| self.crash(*at));
+        self.env.late.clear();
+        self.processes.iter_mut().flat_map(|process| &mut process.lanes).for_each(|lane| lane.outbox.clear());
+        self.env.broker.settle(&mut self.env.rng);
+        self.env.storage.mend();
+        let released = |(_, change): &(Offset, Change)| match change {
+            Change::Put(Record::Release { id, last_epoch }) if id.task == model::task(task) => Some(last_epoch.0),
+            _ => None,
+        };
+        let entries = self.env.control.read(Offset(0), self.env.control.end());
+        let least = entries.iter().filter_map(released).max().unwrap_or_default();
+        self.env.broker.lose_tail(task, least, &mut self.env.rng);
+        self.env.trace.line(format_args!("task {task} is back in epoch {}", self.env.broker.audit.last(task).epoch));
+        there.into_iter().for_each(|at| self.replace(at));
+    }
+
     /// Starts a process in the place of another, on its volume or on an empty one.
     fn replace(&mut self, at: usize) {
-        let keeps_volume = !self.processes[at].alive && self.env.rng.per_mille(700);
+        let kept = if self.climate == Climate::Rescale { 500 } else { 700 };
+        let keeps_volume = !self.processes[at].alive && self.env.rng.per_mille(kept);
         self.start(self.processes[at].worker, keeps_volume.then_some(at));
     }
 
     fn start(&mut self, worker: u32, volume_of: Option<usize>) {
         let at = self.processes.len();
-        let lane = |index: u32| {
-            let id = LaneId { timeline: Timeline(1), worker, lane: index };
-            let empty = || vec![Local::default(); TASKS];
-            let disk = volume_of.map_or_else(empty, |old| self.processes[old].lanes[index as usize].disk.clone());
-            SimLane::new(id, self.lives, (at + 1, index as usize), disk, self.env.mutant)
+        let lane = |lane: u32| {
+            let id = LaneId { timeline: Timeline(1), worker, lane };
+            SimLane::new(id, self.lives, at, self.env.mutant)
         };
         let lanes = (0..self.lanes).map(lane).collect();
+        let volume = volume_of.map_or_else(Volume::empty, |old| self.env.volumes[old].left());
+        self.env.volumes.push(volume);
         self.lives += 1;
         self.env.trace.line(format_args!("process {at:x} is worker {worker}, volume of {volume_of:x?}"));
-        self.processes.push(Process { worker, lanes, alive: true, pace: Pace::EVEN });
+        self.processes.push(Process { at, worker, lanes, alive: true, pace: Pace::EVEN, heard: Generation(0) });
         self.tell_assignment(at);
         if !self.calm {
             self.processes[at].pace = Pace::any(self.climate, &mut self.env.rng);
@@ -376,11 +475,11 @@ impl World {
         }
     }
 
-    /// The operator moves a task, spreads the tasks of a lane over all lanes, or gathers all tasks on one.
-    fn assign(&mut self) {
-        let generation = Generation(self.assignments.len() as u64 + 1);
+    /// Somebody moves a task, spreads the tasks of a lane over all lanes, or gathers all tasks on one.
+    fn edit(&mut self) {
         let to = self.any_lane();
-        let mut lanes = self.assignments.last().map_or_else(|| vec![to; TASKS], |last| last.lanes.clone());
+        let mut lanes = mem::take(&mut self.operator.goal);
+        lanes.resize(TASKS, to);
         let (moved, kind) = (self.env.rng.below(TASKS), self.env.rng.below(5));
         let from = lanes[moved];
         for (task, lane) in lanes.iter_mut().enumerate() {
@@ -391,8 +490,57 @@ impl World {
                 _ => {}
             }
         }
-        self.env.trace.line(format_args!("assignment {generation}: {lanes:?}"));
-        self.assignments.push(Assignment { generation, lanes });
+        self.env.trace.line(format_args!("goal: {lanes:?}"));
+        self.operator.goal = lanes;
+        if !self.patient {
+            self.operator.force();
+        }
+    }
+
+    fn savepoint_step(&mut self) {
+        if self.env.savepoint_step() {
+            let told = self.env.savepoints.told.as_ref();
+            let cut = told.map(|told| Cut { id: told.id.to_string(), stages: told.stages() });
+            self.env.trace.line(format_args!("assignment: {cut:?}"));
+            self.operator.tell(cut);
+        }
+    }
+
+    fn operator_looks(&mut self) {
+        let facts = Facts { processes: &self.processes, volumes: &self.env.volumes };
+        self.operator.look(&facts, self.env.mutant == Some(Mutant::MovesCold));
+        let Some((_, draft)) = &self.operator.draft else { return };
+        let runs = |worker, task| facts.has(worker, task).is_some_and(|(_, state)| state == Some(TaskState::Running));
+        for task in 0..TASKS {
+            let (Some(from), Some(to)) = (self.operator.lies(task), placed(draft, task)) else { continue };
+            let (from, to) = (from.worker, to.worker);
+            let level = |process: &Process| process.worker == to && self.env.volumes[process.at].is_level(task);
+            if from != to && runs(from, task) && !self.processes.iter().any(|p| p.alive && level(p)) {
+                self.env.broker.audit.report(Violation::MovedCold { task });
+            }
+        }
+    }
+
+    fn operator_writes(&mut self) {
+        if self.operator.write()
+            && let Some(last) = self.operator.assignments.last()
+        {
+            let lane = |placed: &Placement| format!("{} on {}/{}", placed.task(), placed.worker, placed.lane);
+            let (tasks, warm): (Vec<_>, Vec<_>) =
+                (last.tasks.iter().map(lane).collect(), last.warm.iter().map(lane).collect());
+            self.env.trace.line(format_args!("assignment {}: {tasks:?}, warm: {warm:?}", last.generation));
+        }
+    }
+
+    fn restore(&mut self) {
+        let restores = |process: &Process| if process.alive { process.pace.steps } else { 0 };
+        let Some(at) = self.pick_paced(restores) else { return };
+        let lame = self.lame == Some(self.processes[at].worker);
+        let open = self.env.volumes[at].restored(lame);
+        if !open.is_empty() {
+            let task = open[self.env.rng.below(open.len())];
+            self.env.restore_slice(at, task);
+        }
     }
 
     fn any_lane(&mut self) -> LaneId {
@@ -402,18 +550,23 @@ impl World {
 
     /// A process hears of the assignment: of the newest one, or now and then of one that is out of date.
     fn tell_assignment(&mut self, at: usize) {
-        let Some(newest) = self.assignments.len().checked_sub(1).filter(|_| self.processes[at].pace.hears) else {
-            return;
-        };
+        let newest = self.operator.assignments.len().checked_sub(1);
+        let Some(newest) = newest.filter(|_| self.processes[at].pace.hears) else { return };
         let stale = !self.calm && self.env.rng.per_mille(200);
-        let which = if stale { newest.saturating_sub(1) } else { newest };
-        let assignment = self.assignments[which].clone();
-        for lane in &mut self.processes[at].lanes {
-            let id = lane.core.id();
-            let mine = (0..TASKS).filter(|task| assignment.lanes[*task] == id);
-            let tasks: Vec<TaskId> = mine.map(model::task).collect();
-            lane.tell(Event::Assigned { generation: assignment.generation, tasks });
+        let assignment = &self.operator.assignments[if stale { newest.saturating_sub(1) } else { newest }];
+        let process = &mut self.processes[at];
+        if assignment.generation <= process.heard {
+            return;
         }
+        process.heard = assignment.generation;
+        for lane in &mut process.lanes {
+            let tasks = assignment.of(lane.core.id());
+            lane.tell(Event::Assigned { generation: assignment.generation, tasks });
+            lane.told(assignment.savepoint.as_ref().and_then(Told::read), &mut self.env);
+        }
+        let indices = |tasks: BTreeSet<TaskId>| -> Vec<usize> { tasks.iter().map(model::index).collect() };
+        let (warm, own) = (assignment.warm_on(process.worker), assignment.on(process.worker));
+        self.env.follow(at, &indices(warm), &indices(own));
     }
 
     fn land_append(&mut self, repeat: bool) {
@@ -454,5 +607,36 @@ impl World {
                 lane.tell(event);
             }
         }
+    }
+}
+
+/// What the platform and the workers say.
+struct Facts<'a> {
+    processes: &'a [Process],
+    volumes: &'a [Volume],
+}
+
+impl Facts<'_> {
+    /// The process of a worker that answers.
+    fn process(&self, worker: u32) -> Option<&Process> {
+        self.processes.iter().rfind(|process| process.alive && process.worker == worker)
+    }
+}
+
+impl Workers for Facts<'_> {
+    fn is_there(&self, worker: u32) -> bool {
+        self.process(worker).is_some()
+    }
+
+    fn has(&self, worker: u32, task: usize) -> Option<(Generation, Option<TaskState>)> {
+        let process = self.process(worker)?;
+        let mut states = process.lanes.iter().flat_map(|lane| lane.core.states());
+        let state = states.find(|(id, _)| model::index(id) == task).map(|(_, state)| state);
+        Some((process.heard, state))
+    }
+
+    fn is_level(&self, worker: u32, task: usize, generation: Generation) -> bool {
+        let process = self.process(worker).filter(|process| process.heard == generation);
+        process.is_some_and(|process| self.volumes[process.at].is_level(task))
     }
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
 use arrow::array::{ArrayRef, RecordBatch, StringArray};
+use millrace_core::ids::Timeline;
 use millrace_core::plan::{Plan, StateKind, StateLayout};
 use millrace_core::schema::{Column, DataType};
 use millrace_runtime::engine::{BATCH_RECORDS, Engine, EngineConfig, WAITING_ROWS_MAX};
@@ -15,9 +16,9 @@ use millrace_runtime::log::file::{FileLog, FileLogConfig};
 use millrace_runtime::metrics::Metrics;
 use millrace_runtime::row::{KeyEncoder, RowEncoder};
 use millrace_runtime::state::{StateBudget, TaskState};
+use millrace_tests::process::{measured, rate};
 use millrace_tests::{plan, scratch};
 
-use crate::cpu::{measured, rate};
 use crate::data::{self, BEGIN_MS, CUSTOMERS, scatter};
 
 const ORDERS: usize = 1_000_000;
@@ -70,11 +71,13 @@ fn files(plan: &Plan, dir: &Path) -> anyhow::Result<()> {
     })?;
     let config = EngineConfig {
         state_dir: dir.join("state"),
-        commit_interval_ms: plan.commit_interval_ms,
+        commit_interval_ms: 100,
         batch_records: BATCH,
         waiting_rows_max: WAITING_ROWS_MAX,
         budget: budget(),
         isolate: false,
+        storage: None,
+        timeline: Timeline(1),
         epoch_timeout_ms: None,
     };
     let mut engine = Engine::start(Arc::new(plan.clone()), log, config, Arc::new(Metrics::new()?))?;

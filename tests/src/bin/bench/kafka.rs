@@ -4,8 +4,8 @@
 use millrace_core::plan::Partitioner;
 use millrace_kafka_harness::{Kafka, Options, Tuning};
 use millrace_runtime::log::kafka::connection::Connection;
+use millrace_tests::process::Process;
 
-use crate::cpu::Process;
 use crate::data::{self, BEGIN_MS, CUSTOMERS};
 use feed::Feed;
 

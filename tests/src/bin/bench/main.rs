@@ -2,7 +2,6 @@
 //! Kafka, so that the limit stands beside the result. Figures, no judgement: what was measured goes into
 //! docs/measurements.md.
 
-mod cpu;
 mod data;
 mod embedded;
 mod kafka;

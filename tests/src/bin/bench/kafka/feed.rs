@@ -48,20 +48,7 @@ impl Feed {
     }
 }
 
-/// A `read_committed` reader of all partitions of a topic, from their beginning.
-pub fn reader(kafka: &Kafka, topic: &str) -> anyhow::Result<BaseConsumer> {
-    let mut config = kafka.config();
-    config
-        .set("group.id", format!("{topic}-reader"))
-        .set("enable.auto.commit", "false")
-        .set("auto.offset.reset", "error")
-        .set("isolation.level", "read_committed")
-        .set("enable.partition.eof", "true");
-    let consumer: BaseConsumer = config.create().context("make a consumer")?;
-    assign(&consumer, topic)?;
-    Ok(consumer)
-}
-
+/// All partitions of a topic, from their beginning.
 pub fn assign(consumer: &BaseConsumer, topic: &str) -> anyhow::Result<()> {
     let mut list = TopicPartitionList::new();
     for partition in 0..PARTITIONS {
@@ -76,7 +63,7 @@ pub fn read_all(
     topic: &str,
     mut visit: impl FnMut(&BorrowedMessage<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let consumer = reader(kafka, topic)?;
+    let consumer = kafka.reader(topic)?;
     let mut ended = BTreeSet::new();
     while ended.len() < PARTITIONS as usize {
         let next = consumer.poll(Duration::from_secs(10));

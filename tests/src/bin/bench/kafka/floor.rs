@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use millrace_kafka_harness::{DEADLINE, wait};
+use millrace_tests::process::{measured, rate};
 use rdkafka::Message;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
@@ -12,7 +13,6 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 
 use super::feed::assign;
 use super::{Bench, COMMIT_MS, ORDERS};
-use crate::cpu::{measured, rate};
 
 const BATCH_BYTES: usize = 1_000_000;
 /// So often delivery reports are taken.

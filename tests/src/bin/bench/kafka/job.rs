@@ -5,13 +5,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use millrace_tests::process::{Process, rate};
 use millrace_tests::scratch;
 use millrace_tests::story::{Worker, http};
 use rdkafka::Message;
 
 use super::feed::read_all;
 use super::{Bench, ORDERS};
-use crate::cpu::{Process, rate};
 use crate::data::{self, CUSTOMERS};
 
 /// The part of the orders behind which the clock starts: the row cache is hot then, and the broker warm.

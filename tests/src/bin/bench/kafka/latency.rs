@@ -5,13 +5,13 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, ensure};
+use millrace_tests::process::Process;
 use millrace_tests::scratch;
 use rdkafka::Message;
 use rdkafka::error::KafkaError;
 
-use super::feed::{Feed, reader};
+use super::feed::Feed;
 use super::{Bench, job};
-use crate::cpu::Process;
 use crate::data;
 
 const RATE: usize = 20_000;
@@ -104,7 +104,7 @@ fn feed(bench: &Bench, topic: &str, begin_ms: i64, seconds: usize, processes: &[
 
 /// Milliseconds that each row took, of the orders that were due at `from_ms` or later.
 fn latencies(bench: &Bench, from_ms: i64) -> anyhow::Result<Vec<i64>> {
-    let consumer = reader(&bench.kafka, "live-enriched")?;
+    let consumer = bench.kafka.reader("live-enriched")?;
     let (mut rows, mut last, mut latencies) = (0, Instant::now(), Vec::with_capacity(RATE * SECONDS));
     while rows < RATE * SECONDS {
         ensure!(last.elapsed() < PATIENCE, "{rows} of {} rows came out", RATE * SECONDS);

@@ -8,10 +8,10 @@ use millrace_kafka_harness::DEADLINE;
 use millrace_runtime::engine::BATCH_RECORDS;
 use millrace_runtime::log::kafka::{InternalTopics, KafkaLog, KafkaLogConfig, TRANSACTION_TIMEOUT_MS, TRIM_EVERY_MS};
 use millrace_runtime::log::{Assignment, Log, Outbox};
+use millrace_tests::process::{measured, rate};
 
 use super::job::Throughput;
 use super::{Bench, COMMIT_MS, ORDERS, PARTITIONS};
-use crate::cpu::{measured, rate};
 use crate::data::{self, BEGIN_MS};
 
 const COMMITS: usize = 300;

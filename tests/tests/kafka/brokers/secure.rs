@@ -7,9 +7,9 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, ensure};
 use millrace_kafka_harness::security::{Grant, Operation, Resource};
-use millrace_kafka_harness::{DEADLINE, Kafka, Options, free_address, wait};
+use millrace_kafka_harness::{Kafka, Options, free_address, wait};
 use millrace_tests::certificates::{Authority, Identity};
-use millrace_tests::story::{Shape, Story, Worker, http, millrace};
+use millrace_tests::story::{DEADLINE, Shape, Story, Worker, http, millrace};
 
 /// Places in the broker's listeners.
 const TLS: usize = 0;
@@ -156,7 +156,7 @@ fn story(name: &str) -> anyhow::Result<Story> {
 }
 
 fn worker(story: &Story, secrets: &Path) -> anyhow::Result<Worker> {
-    story.worker("state", &["--log-level", "debug", "--secrets", &secrets.display().to_string()])
+    story.worker("state", &["--lanes", "2", "--log-level", "debug", "--secrets", &secrets.display().to_string()])
 }
 
 /// Begins a command on a pipeline. Several may be under way.
@@ -387,7 +387,7 @@ fn missing_rights_are_found_at_once_and_those_of_the_guide_suffice() {
 #[test]
 fn a_password_that_changes_is_taken_up_while_the_worker_runs() {
     let mut story = story("rotation").unwrap();
-    let secrets = Way::sasl("scramSha512", "carol", SCRAM_PASSWORD).write(&story).unwrap();
+    let secrets = Way::sasl("scramSha512", "alice", SCRAM_PASSWORD).write(&story).unwrap();
     story.generate(6);
     let mut worker = worker(&story, &secrets).unwrap();
     worker.wait_ready().unwrap();
@@ -395,19 +395,33 @@ fn a_password_that_changes_is_taken_up_while_the_worker_runs() {
     let logs = |worker: &Worker, behind: usize, text: &str| {
         wait::until(text, DEADLINE, || Ok(worker.log()[behind..].contains(text))).with_context(|| worker.log())
     };
+    // The second lane goes on until the first one runs again.
+    Way::sasl("scramSha512", "carol", SCRAM_PASSWORD).write_secrets(&secrets).unwrap();
+    let lanes = |behind: usize| -> Vec<usize> {
+        worker.log()[behind..].match_indices("new clients").map(|(at, _)| behind + at).collect()
+    };
+    let both = |behind: usize| {
+        let both = wait::until("new clients in both lanes", DEADLINE, || Ok(lanes(behind).len() == 2));
+        both.with_context(|| worker.log()).unwrap();
+        lanes(behind)
+    };
+    let taken = both(0);
+    let between = worker.log()[taken[0]..taken[1]].to_owned();
+    assert!(between.contains("task runs"), "{between}");
     // One that does not work leaves the worker as it is.
+    let behind = worker.log().len();
     Way::sasl("scramSha512", "carol", WRONG_PASSWORD).write_secrets(&secrets).unwrap();
-    logs(&worker, 0, "the secrets have changed and do not work").unwrap();
+    logs(&worker, behind, "the secrets have changed and do not work").unwrap();
     let seen = story.rows().unwrap().len();
     story.wait_rows(seen + 200).unwrap();
-    assert!(!worker.log().contains("new clients"));
+    assert_eq!(lanes(behind).len(), 0);
     // The broker changes first, and refuses the clients that run until the file follows.
     Way::sasl("scramSha512", "carol", SCRAM_PASSWORD).write_secrets(&secrets).unwrap();
     let behind = worker.log().len();
     secured().kafka.set_password("carol", NEXT_PASSWORD).unwrap();
     logs(&worker, behind, "invalid credentials").unwrap();
     Way::sasl("scramSha512", "carol", NEXT_PASSWORD).write_secrets(&secrets).unwrap();
-    logs(&worker, behind, "new clients").unwrap();
+    both(behind);
     let seen = story.rows().unwrap().len();
     story.wait_rows(seen + 200).unwrap();
     story.stop_generating().unwrap();

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
 use anyhow::Context;
-use millrace_core::report::{CompileRequest, Compiled, StateFit};
+use millrace_core::report::{CompileRequest, Compiled};
 use millrace_tests::story::millrace;
 use serde_json::{Value, json};
 
@@ -55,15 +55,9 @@ fn pipeline(columns: usize, steps: usize, condition: &str) -> Value {
 }
 
 #[test]
-fn a_plan_comes_back_and_fits_itself() {
-    let first = answer(pipeline(2, 1, "c0 > 1"));
-    assert_eq!((&first.mistakes, &first.fit), (&Vec::new(), &StateFit::NoPrevious));
-    let again = CompileRequest { pipeline: pipeline(2, 1, "c0 > 2"), previous: first.plan };
-    let output = compile(&serde_json::to_vec(&again).unwrap(), ["512", "5"]).unwrap();
-    let second: Compiled = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(second.fit, StateFit::Kept);
-    assert_ne!(second.fingerprint, first.fingerprint);
-    assert_eq!(second.state_fingerprint, first.state_fingerprint);
+fn a_plan_comes_back_within_the_limits() {
+    let found = answer(pipeline(2, 1, "c0 > 1"));
+    assert!(found.plan.is_some(), "{:#?}", found.mistakes);
 }
 
 #[test]

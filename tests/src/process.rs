@@ -1,4 +1,4 @@
-//! CPU time, which stays a measure on a machine that is shared. Wall time does not.
+//! What a process takes: CPU time, which stays a measure on a machine that is shared (wall time does not), and memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,15 @@ const TICKS: f64 = 100.0;
 
 const NANOS: f64 = 1e9;
 
-/// A process whose CPU time is read: its folder in `/proc`.
+/// Resident memory, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    pub now: u64,
+    /// The most that it ever was.
+    pub most: u64,
+}
+
+/// A process that is looked at: its folder in `/proc`.
 #[derive(Clone, Debug)]
 pub struct Process(PathBuf);
 
@@ -30,6 +38,16 @@ impl Process {
         let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
         let ticks = fields.skip(11).take(2).map(|f| f.parse::<u64>().context("read CPU ticks"));
         Ok(ticks.sum::<anyhow::Result<u64>>()? as f64 / TICKS)
+    }
+
+    pub fn memory(&self) -> anyhow::Result<Memory> {
+        let status = read(&self.0.join("status"))?;
+        let bytes = |field: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(field));
+            let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+            kib.map(|kib| kib << 10).with_context(|| format!("read {field} of a process"))
+        };
+        Ok(Memory { now: bytes("VmRSS:")?, most: bytes("VmHWM:")? })
     }
 
     /// Seconds for which its threads, the living ones, could have run and had no core: what the others' load costs.

@@ -116,7 +116,7 @@ fn cases_10_and_17_a_task_that_moves_takes_its_series_along() {
         };
         let tasks = (0..).zip(workers).map(place).collect();
         let generation = Generation(generation);
-        let assignment = Assignment { generation, plan: 1, tasks, drain: false, accepts: Vec::new() };
+        let assignment = Assignment { generation, plan: 1, tasks, ..Assignment::default() };
         let next = file.with_extension("next");
         std::fs::write(&next, serde_json::to_vec(&assignment).unwrap()).unwrap();
         std::fs::rename(next, &file).unwrap();

@@ -1,9 +1,10 @@
 //! The embedded log and what users meet on it: faults said clearly, runs that go on, nothing overwritten.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use millrace_tests::{Rec, Ride, Topics, plan, read_topic, ride};
+use millrace_kafka_harness::wait;
+use millrace_tests::{Rec, Ride, Topics, plan, read_topic, ride, story};
 use serde_json::{Value, json};
 
 const PIPELINE: &str = r#"
@@ -110,12 +111,8 @@ fn case_84_an_event_from_the_future_is_a_dead_letter_where_the_policy_says_so() 
     assert_eq!(outcome.topics["dead"][0]["headers"]["millrace-error-code"], "FutureEventTime");
 }
 
-/// The real command, which lies beside the folder of the tests.
-fn program() -> std::path::PathBuf {
-    let mut program = std::env::current_exe().expect("the test's own path");
-    program.pop();
-    program.set_file_name("millrace");
-    program
+fn program() -> PathBuf {
+    story::millrace().expect("the real command is built")
 }
 
 /// Runs the real command on a folder.
@@ -204,7 +201,7 @@ fn a_truncated_changelog_is_an_error_and_not_an_empty_state() {
     assert!(error.contains("were committed"), "{error}");
 }
 
-fn walk(dir: &Path) -> Vec<std::path::PathBuf> {
+fn walk(dir: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir).expect("a folder").flatten() {
         let path = entry.path();
@@ -315,23 +312,14 @@ fn another_source_topic_is_refused_by_the_state_of_the_old_one() {
     assert_eq!(read_topic(&dir.path().join("out"), "all").expect("results").len(), 1);
 }
 
-/// Waits for a condition; the deadline is there so that a fault is an error and not a hang.
-fn eventually(what: &str, condition: impl Fn() -> bool) {
-    let start = std::time::Instant::now();
-    while !condition() {
-        assert!(start.elapsed().as_secs() < 60, "{what} did not happen");
-        std::thread::yield_now();
-    }
-}
-
 #[test]
 fn a_partition_that_appears_while_a_run_follows_is_an_error_and_not_unread() {
     let dir = folder("{\"value\":{\"id\":1,\"time\":5}}\n");
     let mut command = std::process::Command::new(program());
     command.args(RUN).args(["--follow", "--out", "out", "--state", "state"]).current_dir(dir.path());
     let mut child = command.stderr(std::process::Stdio::piped()).spawn().expect("the command starts");
-    let results = || read_topic(&dir.path().join("out"), "all").is_ok_and(|r| r.len() == 1);
-    eventually("the first result", results);
+    let result = || Ok(read_topic(&dir.path().join("out"), "all").is_ok_and(|r| r.len() == 1));
+    wait::until("the first result", story::DEADLINE, result).expect("it comes");
     let more = "{\"value\":{\"id\":1,\"time\":5}}\n{\"partition\":1,\"value\":{\"id\":2,\"time\":5}}\n";
     fs::write(dir.path().join("topics/orders.jsonl"), more).expect("a file");
     let code = child.wait().expect("it ends").code();

@@ -187,12 +187,35 @@ fn the_oldest_head_is_read_first_and_nobody_is_passed_over_for_ever() {
     kafka.produce("young", (0..2).map(|i| Message::new("k", "young").on(0).at(1_000_000 + i))).unwrap();
     let mut log = open("heads", &[]);
     let inputs = ["young", "old"].map(|topic| log.assign(assignment(topic, 0, 0)).unwrap());
+    let young = comes_at(&mut log, inputs[0], &inputs);
+    assert!((100..400).contains(&young), "the young record came at {young}");
+}
+
+/// At which place the first record of an input is read, where each of `inputs` has something from the begin on.
+fn comes_at(log: &mut KafkaLog, input: InputId, inputs: &[InputId]) -> usize {
     for input in inputs {
-        wait::until("a head", DEADLINE, || Ok(log.end(input)?.head_timestamp_ms.is_some())).unwrap();
+        wait::until("a head", DEADLINE, || Ok(log.end(*input)?.head_timestamp_ms.is_some())).unwrap();
     }
-    let read = read_all(&mut log, &inputs, 10);
-    let young = read.iter().position(|(input, ..)| *input == inputs[0].0).unwrap();
-    assert!((100..400).contains(&young), "the young record came at {young} of {}", read.len());
+    read_all(log, inputs, 10).iter().position(|(read, ..)| *read == input.0).unwrap()
+}
+
+#[test]
+fn rows_of_a_stream_have_a_share_beside_changes_without_an_end() {
+    let mut log = open("share", &[]);
+    let names = ["share-t1-changes-repartition", "share-t1-rows-repartition"];
+    names.iter().for_each(|name| log.create_internal(name, InternalKind::Repartition, 1).unwrap());
+    let mut both = outbox(names[0], &["change"; 400]);
+    let rows = both.topic_index(names[1]);
+    both.push(rows, Partition(0), Some(1_000), None, Some(b"row"), Vec::new());
+    log.send(&mut both).unwrap();
+    log.commit().unwrap();
+    // As the engine ranks a table's exchange and a stream's.
+    let inputs = [(0, 0), (1, 1 << 16)].map(|(i, rank)| {
+        let assigned = log.assign(Assignment { rank, ..assignment(names[i], 0, 0) });
+        assigned.unwrap()
+    });
+    let row = comes_at(&mut log, inputs[1], &inputs);
+    assert!((100..400).contains(&row), "the row came at {row}");
 }
 
 #[test]

@@ -1,69 +1,15 @@
 //! Workers that somebody else assigns to, on a real Kafka: what they say, what they follow, and what comes out.
 
-use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use millrace_core::assignment::Assignment;
+use millrace_core::assignment::{Assignment, Live};
 use millrace_core::report::{CleanupReport, PreflightReport, TaskState, WorkerReport, hex};
-use millrace_kafka_harness::wait;
-use millrace_tests::control::{Authority, Client, assignment, install};
+use millrace_tests::control::{Managed, assignment, paced};
 use millrace_tests::kafka::shared as kafka;
-use millrace_tests::story::{DEADLINE, Shape, Story, Worker, millrace};
+use millrace_tests::story::{Shape, Story, millrace};
 use serde::de::DeserializeOwned;
-
-/// A worker with its operator's side.
-struct Managed {
-    worker: Worker,
-    client: Client,
-    address: SocketAddr,
-}
-
-impl Managed {
-    /// The file has `first`; `more` are other arguments.
-    fn start(story: &Story, state: &str, first: &Assignment, more: &[&str]) -> anyhow::Result<Self> {
-        let (authority, dir) = (Authority::new()?, story.dir().join(format!("control-{state}")));
-        install(&dir, &[&authority], &authority.sign()?)?;
-        let file = dir.join("assignment.json");
-        std::fs::write(&file, serde_json::to_vec(first)?)?;
-        let (file, dir) = (file.display().to_string(), dir.display().to_string());
-        let arguments = ["--assignment", &file, "--control", "127.0.0.1:0", "--control-tls", &dir];
-        let mut worker = story.worker(state, &[&arguments[..], more].concat())?;
-        worker.wait_log("control=", 1)?;
-        let log = worker.log();
-        let address = log.split("control=").nth(1).and_then(|rest| rest.split_whitespace().next());
-        let address = address.context("the address is logged")?.parse()?;
-        Ok(Self { worker, client: Client::new(&[&authority], Some(&authority.sign()?))?, address })
-    }
-
-    fn status(&self) -> WorkerReport {
-        self.client.status(self.address).expect("the worker answers")
-    }
-
-    fn assign(&self, assignment: &Assignment) -> (u16, String) {
-        self.client.assign(self.address, assignment).expect("the worker answers")
-    }
-
-    /// Waits until it says so.
-    fn wait(&self, what: &str, condition: impl Fn(&WorkerReport) -> bool) -> WorkerReport {
-        let mut seen = WorkerReport::default();
-        let waited = wait::until(what, DEADLINE, || {
-            seen = self.status();
-            Ok(condition(&seen))
-        });
-        waited.unwrap_or_else(|error| panic!("{error:#}: {seen:#?}\n{}", self.worker.log()));
-        seen
-    }
-}
-
-/// A story with no more load than a busy machine carries.
-fn paced(name: &str, shape: Shape) -> Story {
-    let mut story = Story::new(kafka(), name, shape, 2).unwrap();
-    story.pace = Duration::from_millis(20);
-    story
-}
 
 /// In which no stream is idle for long enough to let the last rows go by itself.
 fn never_idle(name: &str, shape: Shape) -> Story {
@@ -111,8 +57,9 @@ fn a_worker_follows_whichever_assignment_is_newer_and_says_how_it_is() {
     let all = assignment(3, stages(Shape::Aligned), 2);
     assert_eq!(managed.assign(&all).0, 200);
     let runs = |report: &WorkerReport| report.tasks.iter().filter(|t| t.state == TaskState::Running).count() == 2;
-    let report = managed.wait("both tasks", |report| report.ready && runs(report));
-    assert_eq!((report.generation.0, report.highest_generation.0, report.plan), (3, 3, 1));
+    let seen = |report: &WorkerReport| report.highest_generation.0 == 3;
+    let report = managed.wait("both tasks", |report| report.ready && runs(report) && seen(report));
+    assert_eq!((report.generation.0, report.plan), (3, 1));
     assert_eq!(report.newest_plan.map(|plan| plan.fingerprint), Some(report.plan_fingerprint));
     assert_eq!(managed.assign(&assignment(2, &[], 0)), (409, r#"{"generation":3}"#.to_owned()));
     let (mut twice, gone) = (assignment(4, stages(Shape::Aligned), 2), assignment(4, stages(Shape::Aligned), 3));
@@ -128,6 +75,32 @@ fn a_worker_follows_whichever_assignment_is_newer_and_says_how_it_is() {
     assert_eq!(managed.assign(&assignment(4, &[], 0)).0, 200);
     managed
         .wait("to give its tasks back", |report| report.ready && report.tasks.is_empty() && report.generation.0 == 4);
+    managed.worker.stop().unwrap();
+}
+
+#[test]
+fn another_commit_interval_and_log_level_are_taken_up_while_tasks_run() {
+    let mut story = paced("live", Shape::Aligned);
+    let of = |generation| assignment(generation, stages(Shape::Aligned), 2);
+    let mut managed = Managed::start(&story, "state", &of(1), &[]).unwrap();
+    managed.wait("to run", |report| report.ready);
+    // So seldom that nothing comes out during this test, unless it is told otherwise.
+    let rarely = Live { commit_interval_ms: Some(3_600_000), ..Live::default() };
+    assert_eq!(managed.assign(&Assignment { live: rarely, ..of(2) }).0, 200);
+    managed.wait("to follow", |report| report.ready && report.generation.0 == 2);
+    story.generate(8);
+    story.wait_written(200).unwrap();
+    story.stop_generating().unwrap();
+    let level = |report: &WorkerReport| report.sources.iter().filter(|s| s.lag_records == Some(0)).count() == 4;
+    managed.wait("to have read everything", level);
+    assert_eq!(story.rows().unwrap().len(), 0);
+    let debug = Live { log_level: Some("debug".to_owned()), ..Live::default() };
+    assert_eq!(managed.assign(&Assignment { live: debug.clone(), ..of(3) }).0, 200);
+    story.check().unwrap();
+    // What it does about its tasks is said at that level.
+    assert!(!managed.worker.log().contains("DEBUG"));
+    assert_eq!(managed.assign(&Assignment { live: debug, ..assignment(4, &[], 0) }).0, 200);
+    managed.worker.wait_log("DEBUG", 1).unwrap();
     managed.worker.stop().unwrap();
 }
 

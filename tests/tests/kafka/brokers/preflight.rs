@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use millrace_core::control::{Change, Created, Owner, Record};
+use millrace_core::ids::Timeline;
 use millrace_kafka_harness::{Kafka, Message, Options};
 use millrace_runtime::log::kafka::InternalTopics;
 use millrace_runtime::log::kafka::connection::Connection;
@@ -60,6 +61,8 @@ spec:
         adopt: false,
         connection: Connection::plain(kafka().bootstrap_servers()),
         internal,
+        timeline: Timeline(1),
+        storage: None,
     }
 }
 

@@ -8,6 +8,8 @@ use millrace_tests::{Rec, Ride, Topics, plan, ride, sorted_values};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use crate::worlds_config;
+
 /// Customers from here on never change and never order.
 const NOBODY: i64 = 1_000;
 
@@ -198,16 +200,8 @@ fn check(world: &World, join: &str, expected: &[Vec<Value>], ordered: bool) -> R
     Ok(())
 }
 
-/// Each world opens many databases, so fewer than the library's default; PROPTEST_CASES asks for more.
-fn cases() -> u32 {
-    match ProptestConfig::default().cases {
-        256 => 48,
-        asked => asked,
-    }
-}
-
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(worlds_config())]
 
     #[test]
     fn a_temporal_join_gives_what_the_naive_model_gives(world in worlds()) {

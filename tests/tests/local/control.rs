@@ -5,15 +5,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use millrace_core::report::WorkerReport;
+use millrace_core::slices::SlicesReport;
 use millrace_kafka_harness::wait;
 use millrace_runtime::control::{ControlConfig, Desk, serve};
 use millrace_runtime::http::Server;
+use millrace_runtime::metrics::Metrics;
 use millrace_tests::control::{Authority, Client, Identity, install};
 use millrace_tests::scratch;
 use millrace_tests::story::DEADLINE;
 
 fn served(dir: &Path) -> (Server, SocketAddr) {
-    let desk = Arc::new(Desk::default());
+    let desk = Arc::new(Desk::new(Arc::new(Metrics::new().unwrap())));
     desk.show(WorkerReport { worker: 7, ..WorkerReport::default() });
     let address = SocketAddr::from(([127, 0, 0, 1], 0));
     let server = serve(&ControlConfig { address, dir: dir.to_owned() }, &desk).unwrap();
@@ -34,6 +36,26 @@ fn only_who_shows_a_certificate_of_the_authority_that_has_not_expired_is_served(
     let stranger = Client::new(&[&theirs], Some(&ours.sign().unwrap())).unwrap();
     assert!(stranger.status(address).is_err(), "the worker shows a certificate of its own");
     assert_eq!(ask(Some(&ours.sign().unwrap())).unwrap().worker, 7, "nobody was held up");
+}
+
+#[test]
+fn slices_are_told_again_to_whoever_asks_and_a_process_has_one_number() {
+    let (dir, ours) = (scratch().unwrap(), Authority::new().unwrap());
+    install(dir.path(), &[&ours], &ours.sign().unwrap()).unwrap();
+    let client = Client::new(&[&ours], Some(&ours.sign().unwrap())).unwrap();
+    let told = |address: SocketAddr, query: &str| -> SlicesReport {
+        let (status, body) = client.slices(address, query).unwrap();
+        assert_eq!(status, 200, "{body}");
+        serde_json::from_str(&body).unwrap()
+    };
+    let ((_server, address), (_other, elsewhere)) = (served(dir.path()), served(dir.path()));
+    let first = told(address, "");
+    assert!(first.worker == 7 && first.started_index > 0 && first.process > 0, "{first:?}");
+    let again = told(address, &format!("?from={}", first.started_index));
+    assert_eq!((again.process, again.started_index), (first.process, first.started_index));
+    assert_ne!(told(elsewhere, "").process, first.process);
+    let (status, body) = client.slices(address, "?from=yesterday").unwrap();
+    assert_eq!((status, body.as_str()), (400, r#"{"error":"'from=yesterday' is not from=<index>"}"#));
 }
 
 #[test]

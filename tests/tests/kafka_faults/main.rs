@@ -1,3 +1,0 @@
-//! The tests of this file are in a module, by whose name `make test` runs them beside all others.
-
-mod faults;
