@@ -9,6 +9,7 @@ pub mod engine;
 pub mod format;
 pub mod http;
 pub mod log;
+pub mod memory;
 pub mod metrics;
 pub mod operator;
 pub mod row;

@@ -89,6 +89,8 @@ pub struct KafkaLogConfig {
     pub internal: InternalTopics,
     /// Read every input to where it ends when it is assigned, and end there.
     pub until_end: bool,
+    /// What is fetched ahead of each input, about; at least a batch of its records.
+    pub fetched_bytes: usize,
     /// Between two requests to delete what is trimmed; [`TRIM_EVERY_MS`] but for tests.
     pub trim_every_ms: u64,
 }
@@ -113,11 +115,11 @@ pub struct KafkaLog {
 impl KafkaLog {
     /// Connects. Reading is possible at once, writing after [`Log::initialise`].
     pub fn open(config: KafkaLogConfig) -> Result<Self, LogError> {
-        let inputs = Inputs::new(&config.connection, &config.group)?;
+        let inputs = Inputs::new(&config.connection, &config.group, config.fetched_bytes)?;
         let answers = answers(&inputs)?;
         let trims = Trims::new(config.trim_every_ms);
         let mut log = Self {
-            reader: reader(&config.connection, &config.group)?,
+            reader: reader(&config.connection, &config.group, config.fetched_bytes)?,
             config,
             transactions: None,
             limits: Limits { record_bytes: BTreeMap::new(), internal: BTreeMap::new() },
@@ -146,10 +148,10 @@ impl KafkaLog {
         if let Some(old) = self.transactions.take() {
             old.close();
         }
-        let inputs = Inputs::new(connection, &self.config.group)?;
+        let inputs = Inputs::new(connection, &self.config.group, self.config.fetched_bytes)?;
         self.answers = answers(&inputs)?;
         self.inputs = inputs;
-        self.reader = reader(connection, &self.config.group)?;
+        self.reader = reader(connection, &self.config.group, self.config.fetched_bytes)?;
         self.config.connection = connection.clone();
         self.admin = None;
         self.ends = Ends::default();
@@ -462,8 +464,8 @@ impl Drop for KafkaLog {
     }
 }
 
-fn reader(connection: &Connection, group: &str) -> Result<Arc<Client>, LogError> {
-    let client = Client::new(Kind::Consumer, &connection.reader(group));
+fn reader(connection: &Connection, group: &str, fetched_bytes: usize) -> Result<Arc<Client>, LogError> {
+    let client = Client::new(Kind::Consumer, &connection.reader(group, fetched_bytes));
     let client = client.map_err(|text| fault("make a consumer", &text, false))?;
     // Where no broker has been reached yet, the library asks for a partition's leader again only after 3 s.
     client.cluster_id(CLUSTER_ID_MS);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use millrace_core::ids::{Offset, Partition};
 use millrace_kafka_harness::{Kafka, Message, Options, Signal, wait};
-use millrace_runtime::log::kafka::connection::Connection;
+use millrace_runtime::log::kafka::connection::{Connection, FETCHED_BYTES};
 use millrace_runtime::log::kafka::{InternalTopics, KafkaLog, KafkaLogConfig};
 use millrace_runtime::log::{Assignment, Log};
 use millrace_tests::proxy::{Cut, Proxy};
@@ -227,6 +227,7 @@ fn a_record_behind_an_end_that_was_reached_is_not_passed_by() {
         outputs: Vec::new(),
         internal: InternalTopics { create: false, replication_factor: 1 },
         until_end: false,
+        fetched_bytes: FETCHED_BYTES,
         trim_every_ms: 0,
     })
     .unwrap();

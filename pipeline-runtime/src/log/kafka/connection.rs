@@ -6,6 +6,17 @@ use rdkafka::ClientConfig;
 
 /// Bytes of one batch on its way to a broker. A record above it goes alone.
 pub const BATCH_BYTES_MAX: usize = 1_000_000;
+/// What is fetched ahead of one partition where nothing asks for less.
+pub const FETCHED_BYTES: usize = 16 << 20;
+/// What the library adds to each record that waits, about.
+const WAITING_RECORD_BYTES: usize = 512;
+/// Fewer are not worth a request.
+const WAITING_RECORDS_MIN: usize = 1_000;
+/// Of what may be fetched ahead, one answer has this part: the size that a broker goes by is the compressed one, and small
+/// records become twenty times as large here.
+const ANSWER_SHARE: usize = 16;
+const ANSWER_BYTES_MIN: usize = 64 << 10;
+const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// What the library itself allows at most; the topics' own limits are checked before a record is produced.
 const MESSAGE_BYTES_MAX: usize = 1_000_000_000;
 
@@ -113,8 +124,10 @@ impl Connection {
     }
 
     /// A lane's consumer. `group` is only there because the library assigns partitions within one: nothing is joined,
-    /// and nothing is committed by it.
-    pub fn consumer(&self, group: &str) -> ClientConfig {
+    /// and nothing is committed by it. Of each partition about `fetched_bytes` wait to be read.
+    pub fn consumer(&self, group: &str, fetched_bytes: usize) -> ClientConfig {
+        let records = (fetched_bytes / WAITING_RECORD_BYTES).max(WAITING_RECORDS_MIN);
+        let answer_bytes = (fetched_bytes / ANSWER_SHARE).clamp(ANSWER_BYTES_MIN, ANSWER_BYTES_MAX);
         let mut config = self.client();
         config
             .set("group.id", group)
@@ -129,15 +142,17 @@ impl Connection {
             .set("fetch.wait.max.ms", "100")
             // A queue that was full is filled on after so long.
             .set("fetch.queue.backoff.ms", "10")
-            .set("queued.min.messages", "100000")
-            .set("queued.max.messages.kbytes", "16384");
+            // Each partition has a queue of its own, and both count for each of them. A fetch is not begun above either.
+            .set("queued.min.messages", records.to_string())
+            .set("queued.max.messages.kbytes", (fetched_bytes >> 10).max(1).to_string())
+            .set("max.partition.fetch.bytes", answer_bytes.to_string());
         config
     }
 
     /// A consumer for look-ups and for reads that come to an end. A broker answers nothing else on a connection while a
     /// request for records waits there: where a lane's consumer has all that there is, a look-up by it takes as long.
-    pub fn reader(&self, group: &str) -> ClientConfig {
-        let mut config = self.consumer(group);
+    pub fn reader(&self, group: &str, fetched_bytes: usize) -> ClientConfig {
+        let mut config = self.consumer(group, fetched_bytes);
         config.set("fetch.wait.max.ms", "5");
         config
     }

@@ -17,7 +17,7 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer, ProducerContext, Pur
 use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{ClientContext, Message, Offset as KafkaOffset, TopicPartitionList};
 
-use super::connection::Connection;
+use super::connection::{Connection, FETCHED_BYTES};
 use super::native::{Client, Kind};
 use super::topics::{self, Admin, Logged};
 use super::{InternalTopics, fault, lookup, passing};
@@ -73,7 +73,7 @@ pub struct ControlTopic {
 impl ControlTopic {
     /// Connects, and makes the topic if it is not there and we are to.
     pub fn open(connection: &Connection, name: &str, internal: &InternalTopics) -> Result<Self, LogError> {
-        let probe = Client::new(Kind::Consumer, &connection.consumer(name))
+        let probe = Client::new(Kind::Consumer, &connection.consumer(name, FETCHED_BYTES))
             .map_err(|text| fault("make a consumer", &text, false))?;
         match lookup::describe(&probe, name)? {
             Some(info) if info.partitions == 1 => {}
@@ -100,7 +100,7 @@ impl ControlTopic {
 
     fn connect(connection: &Connection, name: &str, from: KafkaOffset, next: i64) -> Result<Self, LogError> {
         let broken = topics::client_error;
-        let mut config = connection.consumer(name);
+        let mut config = connection.consumer(name, FETCHED_BYTES);
         // Whoever reads it knows up to where.
         config.set("enable.partition.eof", "false");
         // One append is under way at a time.

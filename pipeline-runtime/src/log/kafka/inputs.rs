@@ -21,7 +21,7 @@ use super::native::message::Message;
 use super::native::queue::{PartitionQueue, Waker};
 use super::native::{Client, Event, Kind};
 use super::{fault, passing};
-use crate::log::{Assignment, Fetch, Header, InputId, LogError, Record, Wanted};
+use crate::log::{Assignment, Fetch, Header, InputId, LogError, RANK_LAST, Record, Wanted};
 use millrace_core::ids::Offset;
 
 /// An input that had something is read after it was passed over so often, whatever its timestamps and its rank.
@@ -57,6 +57,7 @@ struct Consumer {
 pub struct Inputs {
     connection: Connection,
     group: String,
+    fetched_bytes: usize,
     /// One consumer reads a partition once; a second input of the same partition needs a second consumer.
     consumers: Vec<Consumer>,
     /// `None`: not assigned any more.
@@ -68,10 +69,11 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    pub fn new(connection: &Connection, group: &str) -> Result<Self, LogError> {
+    pub fn new(connection: &Connection, group: &str, fetched_bytes: usize) -> Result<Self, LogError> {
         let mut inputs = Self {
             connection: connection.clone(),
             group: group.to_owned(),
+            fetched_bytes,
             consumers: Vec::new(),
             inputs: Vec::new(),
             waker: Arc::default(),
@@ -83,7 +85,7 @@ impl Inputs {
     }
 
     fn add_consumer(&mut self) -> Result<(), LogError> {
-        let config = self.connection.consumer(&self.group);
+        let config = self.connection.consumer(&self.group, self.fetched_bytes);
         let client = Client::new(Kind::Consumer, &config).map_err(|text| fault("make a consumer", &text, false))?;
         self.consumers.push(Consumer { client, assigned: BTreeSet::new() });
         Ok(())
@@ -319,7 +321,8 @@ impl Input {
 
     /// How often it was passed over, from where that is too often.
     fn overdue(&self) -> u32 {
-        if self.passed_over >= PASSED_OVER_MAX { self.passed_over } else { 0 }
+        let last = self.assignment.rank == RANK_LAST;
+        if self.passed_over >= PASSED_OVER_MAX && !last { self.passed_over } else { 0 }
     }
 
     /// What the choice goes by. `None`: there is nothing to give below the offset.
@@ -327,6 +330,7 @@ impl Input {
         match self.buffer.front() {
             // Only markers and gaps may lie before it.
             Some(message) if message.offset() >= below.0 => (below.0 > self.next).then_some(i64::MIN),
+            Some(_) if self.assignment.rank == RANK_LAST => Some(i64::MAX),
             Some(_) if self.internal => Some(i64::MIN),
             Some(message) => Some(message.timestamp_ms().unwrap_or(i64::MIN)),
             // Only markers and gaps lie before the position.

@@ -5,7 +5,7 @@ use millrace_core::control::LaneId;
 use millrace_core::ids::{Offset, Partition, Timeline};
 use millrace_core::plan::StartFrom;
 use millrace_kafka_harness::{DEADLINE, Kafka, Message, Options, Record, Signal, wait};
-use millrace_runtime::log::kafka::connection::Connection;
+use millrace_runtime::log::kafka::connection::{Connection, FETCHED_BYTES};
 use millrace_runtime::log::kafka::{InternalTopics, KafkaLog, KafkaLogConfig};
 use millrace_runtime::log::{
     self, Assignment, CommitError, Header, InputId, InternalKind, Log, LogError, Outbox, TopicInfo,
@@ -21,6 +21,7 @@ fn config(kafka: &Kafka, id: &str, outputs: &[&str]) -> KafkaLogConfig {
         outputs: outputs.iter().map(|o| (*o).to_owned()).collect(),
         internal: InternalTopics { create: true, replication_factor: 1 },
         until_end: false,
+        fetched_bytes: FETCHED_BYTES,
         trim_every_ms: 0,
     }
 }

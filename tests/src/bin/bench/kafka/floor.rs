@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use millrace_kafka_harness::{DEADLINE, wait};
+use millrace_runtime::log::kafka::connection::FETCHED_BYTES;
 use millrace_tests::process::{measured, rate};
 use rdkafka::Message;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -22,7 +23,7 @@ const REPORTS_EVERY: usize = 1024;
 pub fn run(bench: &Bench) -> anyhow::Result<f64> {
     bench.create("floor-copy", &[])?;
     let connection = bench.connection();
-    let consumer: BaseConsumer = connection.consumer("floor").create().context("make a consumer")?;
+    let consumer: BaseConsumer = connection.consumer("floor", FETCHED_BYTES).create().context("make a consumer")?;
     assign(&consumer, "history-orders")?;
     let producer: BaseProducer =
         connection.producer("floor", 60_000, BATCH_BYTES).create().context("make a producer")?;

@@ -6,6 +6,7 @@ use anyhow::ensure;
 use millrace_core::ids::{Offset, Partition};
 use millrace_kafka_harness::DEADLINE;
 use millrace_runtime::engine::BATCH_RECORDS;
+use millrace_runtime::log::kafka::connection::FETCHED_BYTES;
 use millrace_runtime::log::kafka::{InternalTopics, KafkaLog, KafkaLogConfig, TRANSACTION_TIMEOUT_MS, TRIM_EVERY_MS};
 use millrace_runtime::log::{Assignment, Log, Outbox};
 use millrace_tests::process::{measured, rate};
@@ -35,6 +36,7 @@ fn open(bench: &Bench, id: &str) -> anyhow::Result<KafkaLog> {
         outputs: vec!["parts-enriched".to_owned()],
         internal: InternalTopics { create: true, replication_factor: 1 },
         until_end: false,
+        fetched_bytes: FETCHED_BYTES,
         trim_every_ms: TRIM_EVERY_MS,
     })?)
 }
