@@ -1,4 +1,4 @@
-//! The shape check: a document in, a [`Pipeline`] or a [`Savepoint`], or **all** of its mistakes out.
+//! The shape check: a document in, a [`Pipeline`], a [`Savepoint`] or a [`Backfill`], or **all** of its mistakes out.
 //!
 //! It walks the schema that the cluster's CustomResourceDefinition holds ([`crate::schema`]), then asks the Rust twins of
 //! its CEL rules ([`crate::rules`]), so that what passes here passes `kubectl apply`. It is stricter in two points where
@@ -8,6 +8,7 @@
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use crate::backfill::Backfill;
 use crate::kind::{self, Kind};
 pub use crate::mistake::Mistake;
 use crate::pipeline::{API_VERSION, Pipeline};
@@ -28,6 +29,11 @@ pub fn parse(document: &Value) -> Result<Pipeline, Vec<Mistake>> {
 /// Reads a `Savepoint`, or says everything that is wrong with its shape.
 pub fn parse_savepoint(document: &Value) -> Result<Savepoint, Vec<Mistake>> {
     parse_as(&kind::SAVEPOINT, document)
+}
+
+/// Reads a `Backfill`, or says everything that is wrong with its shape.
+pub fn parse_backfill(document: &Value) -> Result<Backfill, Vec<Mistake>> {
+    parse_as(&kind::BACKFILL, document)
 }
 
 fn parse_as<T: DeserializeOwned>(kind: &Kind, document: &Value) -> Result<T, Vec<Mistake>> {
@@ -53,6 +59,11 @@ fn parse_as<T: DeserializeOwned>(kind: &Kind, document: &Value) -> Result<T, Vec
 /// What an edit of a `Pipeline` may not change, given both documents; each of them has passed [`parse`].
 pub fn parse_edit(old: &Value, new: &Value) -> Vec<Mistake> {
     edit_as(&kind::PIPELINE, old, new)
+}
+
+/// What an edit of a `Backfill` may not change.
+pub fn parse_backfill_edit(old: &Value, new: &Value) -> Vec<Mistake> {
+    edit_as(&kind::BACKFILL, old, new)
 }
 
 /// What an edit of a `Savepoint` may not change.

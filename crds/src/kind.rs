@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::rules::{self, Rule};
-use crate::unserved::{UNSERVED, Unserved};
-use crate::{pipeline, savepoint, schema};
+use crate::unserved::{self, UNSERVED, Unserved};
+use crate::{backfill, pipeline, savepoint, schema};
 
 pub struct Kind {
     pub name: &'static str,
@@ -71,6 +71,21 @@ pub const SAVEPOINT: Kind = Kind {
     scales: false,
 };
 
+/// Read by `millrace run --local`; no cluster has it yet, since no operator acts on it.
+pub const BACKFILL: Kind = Kind {
+    name: backfill::KIND,
+    singular: "backfill",
+    plural: "backfills",
+    short_name: "mrb",
+    name_is_for: "its topics, ids and state are named after it",
+    schema: schema::backfill,
+    rules: rules::BACKFILL_RULES,
+    unserved: unserved::BACKFILL,
+    columns: &[],
+    scales: false,
+};
+
+/// Those that a cluster has.
 pub const ALL: [&Kind; 2] = [&PIPELINE, &SAVEPOINT];
 
 impl Kind {

@@ -8,6 +8,7 @@
 use serde_json::{Map, Value};
 
 use crate::duration::Duration;
+use crate::timestamp::Timestamp;
 
 /// An object of the spec, with defaults.
 pub type Object = Map<String, Value>;
@@ -360,6 +361,63 @@ pub const SAVEPOINT_RULES: &[Rule] = &[
         twin: Twin::Edit(|old, new| old.get("from") == new.get("from")),
         message: "is immutable",
         hint: "make another Savepoint",
+    },
+];
+
+fn items<'a>(object: &'a Object, list: &str) -> impl Iterator<Item = &'a Object> {
+    object.get(list).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_object)
+}
+
+pub const BACKFILL_RULES: &[Rule] = &[
+    Rule {
+        at: &["spec.range"],
+        field: "",
+        cel: "has(self.from) != (has(self.offsets) && size(self.offsets) > 0) && has(self.from) == has(self.to)",
+        twin: Twin::Object(|range| {
+            has(range, "from") != (items(range, "offsets").count() > 0) && has(range, "from") == has(range, "to")
+        }),
+        message: "either from and to, or offsets are needed",
+        hint: "write from and to as times, or list the offsets of each partition",
+    },
+    Rule {
+        at: &["spec.range"],
+        field: "to",
+        cel: "!has(self.from) || !has(self.to) || timestamp(self.from) < timestamp(self.to)",
+        twin: Twin::Object(|range| {
+            let time = |field: &str| Timestamp::parse(range.get(field)?.as_str()?);
+            time("from").zip(time("to")).is_none_or(|(from, to)| from < to)
+        }),
+        message: "must be after from",
+        hint: "nothing lies between them; exchange them",
+    },
+    Rule {
+        at: &["spec.range"],
+        field: "to",
+        cel: "!has(self.offsets) || self.offsets.all(o, o.from < o.to)",
+        twin: Twin::Items {
+            list: "offsets",
+            holds: |_, item| {
+                let number = |field: &str| item.get(field).and_then(Value::as_i64);
+                number("from") < number("to")
+            },
+        },
+        message: "must be above from",
+        hint: "it is the offset behind the last record",
+    },
+    Rule {
+        at: &["spec.range"],
+        field: "partition",
+        cel: "!has(self.offsets) || \
+              self.offsets.all(o, self.offsets.exists_one(p, p.source == o.source && p.partition == o.partition))",
+        twin: Twin::Items {
+            list: "offsets",
+            holds: |range, item| {
+                let same = |other: &&Object| ["source", "partition"].iter().all(|f| other.get(*f) == item.get(*f));
+                items(range, "offsets").filter(same).count() == 1
+            },
+        },
+        message: "is there twice",
+        hint: "one range for each partition",
     },
 ];
 

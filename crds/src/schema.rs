@@ -9,6 +9,7 @@ use std::sync::LazyLock;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
+use crate::backfill::BackfillSpec;
 use crate::pipeline::{PipelineSpec, PipelineStatus};
 use crate::savepoint::{SavepointSpec, SavepointStatus};
 
@@ -27,6 +28,11 @@ static SAVEPOINT: LazyLock<Value> = LazyLock::new(|| {
     whole(about, schema_of::<SavepointSpec>(), schema_of::<SavepointStatus>())
 });
 
+static BACKFILL: LazyLock<Value> = LazyLock::new(|| {
+    let about = "History, computed again beside the pipeline that goes on.";
+    whole(about, schema_of::<BackfillSpec>(), json!({"type": "object"}))
+});
+
 /// The structural schema of a whole `Pipeline`, without CEL rules.
 pub fn pipeline() -> &'static Value {
     &PIPELINE
@@ -35,6 +41,11 @@ pub fn pipeline() -> &'static Value {
 /// The structural schema of a whole `Savepoint`, without CEL rules.
 pub fn savepoint() -> &'static Value {
     &SAVEPOINT
+}
+
+/// The structural schema of a whole `Backfill`, without CEL rules.
+pub fn backfill() -> &'static Value {
+    &BACKFILL
 }
 
 fn whole(about: &str, spec: Value, status: Value) -> Value {

@@ -59,6 +59,14 @@ pub const UNSERVED: &[Unserved] = &[
     row("spec.sinks[].format", "type", Passes::Only("Json"), "use Json"),
 ];
 
+/// The same of a `Backfill`.
+pub const BACKFILL: &[Unserved] = &[row(
+    "spec",
+    "mode",
+    Passes::Only("Repair"),
+    "use Repair, into Upsert sinks; or run another Pipeline with sinks of its own and startFrom",
+)];
+
 impl Unserved {
     /// Pattern of the field itself.
     pub fn pattern(&self) -> String {
@@ -86,7 +94,7 @@ impl Unserved {
 
 /// The row for a field, by its pattern.
 pub fn find(pattern: &str) -> Option<&'static Unserved> {
-    UNSERVED.iter().find(|row| {
+    UNSERVED.iter().chain(BACKFILL).find(|row| {
         pattern.strip_suffix(row.field).and_then(|rest| rest.strip_suffix('.')).is_some_and(|at| at == row.at)
     })
 }

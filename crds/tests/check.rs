@@ -2,15 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use millrace_crds::check::{Mistake, parse, parse_edit, parse_savepoint, parse_savepoint_edit};
+use millrace_crds::check::{
+    Mistake, parse, parse_backfill, parse_backfill_edit, parse_edit, parse_savepoint, parse_savepoint_edit,
+};
 use millrace_crds::duration::{Duration, DurationOrNever};
 use millrace_crds::pipeline::{
     Emit, FuturePolicy, JoinDefaults, JoinType, KeyFormatType, Late, Missing, OnError, Partitioner, Pipeline,
     StartPolicy, StepKind,
 };
-use millrace_crds::rules::{RULES, Rule, SAVEPOINT_RULES};
+use millrace_crds::rules::{BACKFILL_RULES, RULES, Rule, SAVEPOINT_RULES};
 use millrace_crds::schema;
-use millrace_crds::unserved::{UNSERVED, ignored_locally};
+use millrace_crds::unserved::{BACKFILL, UNSERVED, ignored_locally};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -44,9 +46,11 @@ fn table() -> Table {
 /// How a kind is read and edited, what its rules are, and its table.
 type OfKind = (fn(&Value) -> Result<(), Vec<Mistake>>, fn(&Value, &Value) -> Vec<Mistake>, &'static [Rule], Table);
 
-fn tables() -> [OfKind; 2] {
+fn tables() -> [OfKind; 3] {
     let savepoints = serde_saphyr::from_str(include_str!("bad_savepoints.yaml")).expect("the table of bad savepoints");
+    let backfills = serde_saphyr::from_str(include_str!("bad_backfills.yaml")).expect("the table of bad backfills");
     [
+        (|document| parse_backfill(document).map(drop), parse_backfill_edit, BACKFILL_RULES, backfills),
         (|document| parse(document).map(drop), parse_edit, RULES, table()),
         (|document| parse_savepoint(document).map(drop), parse_savepoint_edit, SAVEPOINT_RULES, savepoints),
     ]
@@ -130,7 +134,7 @@ fn every_rule_and_every_unserved_field_has_a_bad_spec() {
         }
         all.extend(mistakes);
     }
-    for row in UNSERVED {
+    for row in UNSERVED.iter().chain(BACKFILL) {
         let hit = all.iter().any(|mistake| {
             pattern(&mistake.path) == row.pattern() && mistake.message == millrace_crds::unserved::MESSAGE
         });

@@ -13,6 +13,7 @@ use tracing_subscriber::{EnvFilter, reload};
 
 use crate::worker::SetLogLevel;
 
+mod backfill;
 mod cleanup;
 mod compile;
 mod connection;

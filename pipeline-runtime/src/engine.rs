@@ -15,10 +15,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use millrace_core::epoch::{ApplyPermit, CommitOutcome, Delivery, LaneEpoch, Limit, Next, OutOfOrder, TIMERS};
 use millrace_core::ids::{Epoch, Generation, Offset, TaskId, Timeline};
-use millrace_core::plan::{InputFrom, Plan, Stage};
+use millrace_core::pace::Pace;
+use millrace_core::plan::{Exchange, InputFrom, Plan, Stage};
 
 use crate::clock;
-use crate::log::{Assignment, CommitError, End, InputId, InternalKind, Log, LogError, Outbox};
+use crate::log::{Assignment, CommitError, End, InputId, InternalKind, Log, LogError, Outbox, RANK_LAST};
 use crate::metrics::Metrics;
 use crate::state::{StateBudget, TaskState};
 use crate::storage::Storage;
@@ -45,14 +46,13 @@ mod trouble;
 
 /// Records that are taken at once: enough that work is done in batches, few enough that an epoch ends in time.
 pub const BATCH_RECORDS: usize = 4096;
-/// Rows that wait in memory: at 200 bytes a row about 200 MB.
-pub const WAITING_ROWS_MAX: usize = 1 << 20;
 /// An epoch with so much to write ends early.
 const EPOCH_BYTES_MAX: usize = 32 << 20;
 /// How often the ends of inputs are looked up while there is something to do.
 const TICK_MS: u64 = 50;
 /// Every task's memtables are written out after this time.
 const FLUSH_MS: u64 = 600_000;
+const MICROS_PER_MS: u64 = 1_000;
 /// A part of an epoch that is searched for a bad row, and of which nothing has come for so long, holds no row.
 const EMPTY_PART_MS: u64 = 1_000;
 
@@ -62,8 +62,10 @@ pub struct EngineConfig {
     pub commit_interval_ms: u64,
     /// Records that are taken at once.
     pub batch_records: usize,
-    /// Rows of one step that wait in memory; the rest waits in the state only.
+    /// Rows that wait in memory, of all tasks; the rest waits in the state only.
     pub waiting_rows_max: usize,
+    /// Records of streams that the lane reads in a second, at most; `None`: as many as it can.
+    pub records_per_second: Option<u64>,
     /// Shared by all lanes of a worker.
     pub budget: StateBudget,
     /// The fault of one task stops that task only, not the lane.
@@ -171,6 +173,7 @@ pub struct Engine<L> {
     refusal: String,
     outbox: Outbox,
     drain: Option<Drain>,
+    pace: Option<Pace>,
     /// A savepoint is being made, and what lies between stages may belong to it.
     hold_trims: bool,
     /// Since when something of the open epoch is with the log.
@@ -202,13 +205,14 @@ pub fn internal_topics(plan: &Plan, topology: &Topology, names: &Names) -> Vec<I
         partitions: topology.tasks[&stage.name],
         grows: grows(plan, stage),
     };
-    let repartition = |(exchange, partitions): (&String, &i32)| InternalTopic {
-        name: names.repartition(exchange),
+    let repartition = |exchange: &Exchange| InternalTopic {
+        name: names.repartition(&exchange.name),
         kind: InternalKind::Repartition,
-        partitions: *partitions,
+        partitions: topology.exchanges[&exchange.name],
         grows: false,
     };
-    plan.stages.iter().map(changelog).chain(topology.exchanges.iter().map(repartition)).collect()
+    let exchanges = plan.exchanges.iter().filter(|exchange| exchange.topic.is_none());
+    plan.stages.iter().map(changelog).chain(exchanges.map(repartition)).collect()
 }
 
 impl<L: Log> Engine<L> {
@@ -231,6 +235,7 @@ impl<L: Log> Engine<L> {
         }
         let now = now();
         Ok(Self {
+            pace: config.records_per_second.map(Pace::new),
             log,
             builder,
             config,
@@ -280,6 +285,10 @@ impl<L: Log> Engine<L> {
         Ok(engine)
     }
 
+    pub fn plan(&self) -> &Plan {
+        &self.builder.plan
+    }
+
     pub fn log(&mut self) -> &mut L {
         &mut self.log
     }
@@ -320,6 +329,10 @@ impl<L: Log> Engine<L> {
 
     pub fn names(&self) -> &Names {
         &self.builder.names
+    }
+
+    pub fn runs(&self, id: &TaskId) -> bool {
+        self.running().any(|task| task.id == *id)
     }
 
     /// True for a task that does not run and whose state is open.
@@ -403,7 +416,7 @@ impl<L: Log> Engine<L> {
                 topic: input.topic.clone(),
                 partition: task.id.partition,
                 next: input.next,
-                rank,
+                rank: if input.repairs { RANK_LAST } else { rank },
                 group: self.builder.names.group(&stage.name),
             })?;
             if self.routes.len() <= id {
@@ -553,10 +566,15 @@ impl<L: Log> Engine<L> {
     fn turn(&mut self) -> Result<bool, Trouble> {
         let (tasks, routes, epoch) = (&self.tasks, &self.routes, &self.epoch);
         let (finishing, drain) = (&self.finishing, &self.drain);
+        let now_us = clock::steady_ms() * MICROS_PER_MS;
+        let allowed = self.pace.as_ref().map_or(u64::MAX, |pace| pace.allows(now_us));
         let wanted = |id: InputId| {
             let route = routes.get(id.0)?.as_ref()?;
             let task = tasks[route.slot].as_ref()?;
             if !task.wants(route.input) || finishing.contains(&task.id) {
+                return None;
+            }
+            if allowed == 0 && task.inputs[route.input].is_stream() {
                 return None;
             }
             // What follows the end was written by somebody who goes on already: it waits until we do.
@@ -572,7 +590,8 @@ impl<L: Log> Engine<L> {
             }
         };
         let bounded = self.log.bounded();
-        let fetch = self.log.poll(&wanted, self.config.batch_records)?;
+        let max = self.config.batch_records.min(usize::try_from(allowed.max(1)).unwrap_or(usize::MAX));
+        let fetch = self.log.poll(&wanted, max)?;
         let busy = fetch.is_some();
         let now = now();
         let rested = now.steady_ms.saturating_sub(self.last_tick_ms) >= TICK_MS;
@@ -581,6 +600,9 @@ impl<L: Log> Engine<L> {
             && let Some(Some(route)) = self.routes.get(fetch.input.0)
             && let Some(task) = &mut self.tasks[route.slot]
         {
+            if let Some(pace) = self.pace.as_mut().filter(|_| task.inputs[route.input].is_stream()) {
+                pace.took(fetch.records.len() as u64, now_us);
+            }
             let was_level = task.level();
             let first = fetch.records.first().map(|r| r.offset);
             let condemned = first.is_some_and(|at| self.epoch.condemned(&task.id, route.input, at));
@@ -624,6 +646,13 @@ impl<L: Log> Engine<L> {
             let Some(route) = route else { continue };
             let Some(task) = &self.tasks[route.slot] else { continue };
             let input = &task.inputs[route.input];
+            if input.repairs {
+                // Nobody says in it that nothing follows.
+                let bounded = self.log.bounded();
+                let end = End { ended: bounded, ..self.log.end(InputId(id))? };
+                let bound = |drain: &mut Drain| drain.bound(&input.topic, task.id.partition, end);
+                ends[route.slot].push((route.input, self.drain.as_mut().map_or(end, bound)));
+            }
             if matches!(input.reader, task::Reader::Source(_)) {
                 let end = self.log.end(InputId(id))?;
                 self.metrics.lag(&task.id, input, Some(end), clock::now_ms());

@@ -16,6 +16,9 @@ pub mod kafka;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InputId(pub usize);
 
+/// The rank of an input that is read only where no other one has something.
+pub const RANK_LAST: u32 = u32::MAX;
+
 /// A partition that the lane reads.
 #[derive(Clone, Debug)]
 pub struct Assignment {

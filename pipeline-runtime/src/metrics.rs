@@ -318,7 +318,7 @@ impl Metrics {
     pub fn totals(&self, task: &Task) {
         self.note_errors(task);
         let rows = task.inputs.iter().map(|input| input.totals.rows_in).sum();
-        let counts = Counts::of(rows, task.totals().map(|(_, totals)| totals));
+        let counts = Counts::of(rows, task.stream_totals().map(|(_, totals)| totals));
         self.slices().counts(&task.id, counts, clock::now_ms());
         let partition = task.id.partition.to_string();
         let mut published = self.published.lock().unwrap_or_else(PoisonError::into_inner);

@@ -24,6 +24,8 @@ pub struct RowMeta {
     pub offset: Offset,
     /// Its event time was below the watermark of its source partition when it arrived.
     pub late: bool,
+    /// A backfill recomputed it. Not written: who reads it knows.
+    pub repaired: bool,
 }
 
 /// A batch of stream rows and the watermark behind them. May be empty: then only the watermark moves.
@@ -91,6 +93,7 @@ pub fn read_meta(bytes: &[u8]) -> Option<(RowMeta, &[u8])> {
         offset: Offset(number(4)?),
         partition: Partition(meta[40..44].try_into().map(i32::from_le_bytes).ok()?),
         late: meta[44] != 0,
+        repaired: false,
     };
     Some((meta, rest))
 }

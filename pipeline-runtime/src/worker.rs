@@ -25,10 +25,11 @@ use crate::control::{self, ControlConfig, Desk};
 use crate::engine::build::{Builder, compacted, tasks_folder};
 use crate::engine::topology::{Names, Topology};
 use crate::engine::{Engine, EngineConfig, InternalTopic, internal_topics};
-use crate::log::kafka::connection::Connection;
+use crate::log::kafka::connection::{Connection, FETCHED_BYTES};
 use crate::log::kafka::control::ControlTopic;
 use crate::log::kafka::{InternalTopics, KafkaLog, KafkaLogConfig, TRANSACTION_TIMEOUT_MS, TRIM_EVERY_MS};
 use crate::log::{Log, LogError};
+use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::storage::Storage;
 use lane::{Lane, LaneState, Share, Shown, Told, transactional_id};
@@ -93,6 +94,7 @@ pub struct WorkerConfig {
     /// How long it works on after it was told to end, so that its tasks can go to others first.
     pub leave_within_ms: u64,
     pub engine: EngineConfig,
+    pub memory: Memory,
     pub snapshots: SnapshotRules,
     pub set_log_level: SetLogLevel,
 }
@@ -140,7 +142,8 @@ pub fn run(
     let desk = Arc::new(Desk::new(Arc::clone(metrics)));
     // Nothing is written by them.
     let id = LaneId { timeline: config.job.timeline, worker: config.worker, lane: 0 };
-    let readers = KafkaLogConfig { outputs: Vec::new(), ..log_config(config, &config.job.connection, id) };
+    let readers =
+        KafkaLogConfig { outputs: Vec::new(), ..log_config(config, &config.job.connection, id, &watch.topology) };
     let (restorers, mut threads) = Restorers::start(builder.clone(), readers, metrics)?;
     let mut snapshots = None;
     if let Some(storage) = config.job.storage.clone() {
@@ -248,6 +251,7 @@ impl Worker<'_> {
             let now = clock::steady_ms();
             self.join_ended();
             self.leave(now);
+            self.finish();
             self.publish(ready);
             if self.stop.load(Ordering::Relaxed) {
                 if now - *stopping_since.get_or_insert(now) > STOP_MS {
@@ -343,7 +347,7 @@ impl Worker<'_> {
         let runs = follows && !leaving && lanes.iter().all(|lane| lane.ready);
         ready.store(runs, Ordering::Relaxed);
         let follow = lanes.iter().all(|lane| lane.generation == self.following.generation);
-        let done = |lane: &LaneState| lane.drained == Some(self.following.generation);
+        let drained = self.drained(&lanes);
         let (savepoint, snapshots) = self.snapshots.as_ref().map(|snapshots| snapshots.report()).unwrap_or_default();
         self.desk.show(WorkerReport {
             version: REPORT_VERSION,
@@ -354,7 +358,7 @@ impl Worker<'_> {
             plan_fingerprint: hex(self.plan.fingerprint),
             newest_plan: preflight::seen(&self.watch.known),
             stages: self.watch.topology.tasks.clone(),
-            drained: self.following.drain && lanes.iter().all(done),
+            drained,
             tasks: lanes.into_iter().flat_map(|lane| lane.tasks).collect(),
             warm: self.following.warm_on(self.config.worker).into_iter().map(|id| self.warm(id)).collect(),
             sources: self.metrics.lags(),
@@ -365,6 +369,18 @@ impl Worker<'_> {
             savepoint,
             snapshots,
         });
+    }
+
+    fn drained(&self, lanes: &[LaneState]) -> bool {
+        self.following.drain && lanes.iter().all(|lane| lane.drained == Some(self.following.generation))
+    }
+
+    /// A backfill that nobody else assigns ends by itself.
+    fn finish(&self) {
+        let lanes: Vec<LaneState> = self.lanes.iter().map(Running::state).collect();
+        if self.config.assignment.is_none() && self.drained(&lanes) && !self.stop.swap(true, Ordering::Relaxed) {
+            tracing::info!("all that is in the range was computed");
+        }
     }
 
     fn warm(&self, task: TaskId) -> WarmReport {
@@ -503,7 +519,7 @@ impl Worker<'_> {
         let Self { config, connection, connections: number, .. } = self;
         let number = *number;
         let (sender, told) = sync_channel(TOLD_MAX);
-        let (log_config, connection) = (log_config(config, connection, id), connection.clone());
+        let (log_config, connection) = (log_config(config, connection, id, &self.watch.topology), connection.clone());
         let (compiled, internal, managed) =
             (Arc::clone(&config.job.plan), config.job.internal, config.assignment.is_some());
         let (engine, metrics, topology) =
@@ -534,7 +550,8 @@ fn start(config: &WorkerConfig) -> anyhow::Result<Start> {
     let names = Names::new(&plan.prefix, config.job.timeline);
     let (mut control, mut known) = take_prefix(&config.job)?;
     let id = LaneId { timeline: config.job.timeline, worker: config.worker, lane: 0 };
-    let mut log = KafkaLog::open(log_config(config, connection, id))?;
+    // It reads nothing.
+    let mut log = KafkaLog::open(log_config(config, connection, id, &Topology::default()))?;
     let topology = watch::resolve(plan, &names, &known, &mut log)?;
     let mut made = false;
     for topic in internal_topics(plan, &topology, &names) {
@@ -621,7 +638,9 @@ fn take_prefix(job: &Job) -> anyhow::Result<(ControlTopic, ControlLog)> {
 }
 
 fn spread(config: &WorkerConfig, topology: &Topology, generation: Generation, plan: u64) -> Assignment {
-    Assignment::spread(generation, plan, topology.all_tasks(), &[config.worker], config.lanes)
+    let spread = Assignment::spread(generation, plan, topology.all_tasks(), &[config.worker], config.lanes);
+    // A backfill is at its end when all that is in its range has come out.
+    Assignment { drain: config.job.plan.backfills(), ..spread }
 }
 
 fn read_all(control: &mut ControlTopic, known: &mut ControlLog) -> Result<(), LogError> {
@@ -672,9 +691,11 @@ fn refusal(found: &Assignment, own: PlanStamp, known: &ControlLog, runs: bool) -
     None
 }
 
-fn log_config(config: &WorkerConfig, connection: &Connection, lane: LaneId) -> KafkaLogConfig {
+/// Of a lane that may come to run any of the tasks.
+fn log_config(config: &WorkerConfig, connection: &Connection, lane: LaneId, topology: &Topology) -> KafkaLogConfig {
     let Job { plan, internal, .. } = &config.job;
     let outputs = plan.sinks.iter().map(|s| s.topic.clone()).chain(plan.dead_letter.clone());
+    let outputs = outputs.chain(plan.repaired().map(|(_, topic)| topic.to_owned()));
     let transactional_id = transactional_id(&plan.prefix, lane);
     KafkaLogConfig {
         connection: connection.clone(),
@@ -684,6 +705,7 @@ fn log_config(config: &WorkerConfig, connection: &Connection, lane: LaneId) -> K
         outputs: outputs.collect(),
         internal: *internal,
         until_end: false,
+        fetched_bytes: config.memory.fetched_bytes(topology.inputs(plan)).min(FETCHED_BYTES),
         trim_every_ms: TRIM_EVERY_MS,
     }
 }

@@ -11,7 +11,7 @@ use millrace_core::plan::Plan;
 use millrace_kafka_harness::{Kafka, Message, Record};
 use millrace_runtime::engine::EngineConfig;
 use millrace_runtime::log::file::{FileLog, FileLogConfig};
-use millrace_runtime::log::kafka::connection::Connection;
+use millrace_runtime::log::kafka::connection::{Connection, FETCHED_BYTES};
 use millrace_runtime::log::kafka::{InternalTopics, KafkaLog, KafkaLogConfig, TRIM_EVERY_MS};
 use millrace_runtime::log::{Assignment, Header, Log, Outbox};
 use millrace_runtime::state::StateBudget;
@@ -42,6 +42,7 @@ pub fn log_config(kafka: &Kafka, plan: &Plan) -> KafkaLogConfig {
         outputs: outputs.collect(),
         internal: InternalTopics { create: true, replication_factor: kafka.brokers() as u16 },
         until_end: true,
+        fetched_bytes: FETCHED_BYTES,
         trim_every_ms: TRIM_EVERY_MS,
     }
 }
@@ -156,6 +157,7 @@ fn live(kafka: &Kafka, plan: &Plan, ride: &Ride) -> anyhow::Result<NamedTotals> 
             state_dir: dir.path().to_owned(),
             commit_interval_ms: 20,
             batch_records: ride.batch_records,
+            records_per_second: None,
             waiting_rows_max: ride.waiting_rows_max,
             budget: StateBudget::new(1 << 20, 1 << 20),
             isolate: false,
@@ -163,7 +165,7 @@ fn live(kafka: &Kafka, plan: &Plan, ride: &Ride) -> anyhow::Result<NamedTotals> 
             timeline: Timeline(1),
             epoch_timeout_ms: None,
         };
-        if let Some(totals) = run_to_end(plan, log, config, faults)? {
+        if let Some(totals) = run_to_end(plan, log, config, (faults, false))? {
             return Ok(totals);
         }
         if life % LIVES_PER_DISK == 0 {

@@ -129,8 +129,7 @@ pub struct Outcome {
     /// What the names of the pipeline's own topics begin with.
     pub prefix: String,
     pub topics: BTreeMap<String, Vec<Value>>,
-    /// Of every task and step, as (task, step, balanced, text).
-    pub totals: Vec<(String, millrace_core::totals::Totals)>,
+    pub totals: NamedTotals,
 }
 
 /// Runs a pipeline over topics to their end, through every fault of `ride`.
@@ -140,21 +139,30 @@ pub fn ride(plan: &Plan, topics: &Topics, ride: &Ride) -> anyhow::Result<Outcome
     let mut lives = ride.lives.iter().copied();
     loop {
         let faults = Faults { calls_left: lives.next() };
-        if let Some(totals) = life(plan, dir.path(), ride, faults)? {
-            let outputs = plan.sinks.iter().map(|s| &s.topic).chain(&plan.dead_letter);
-            let read = outputs.map(|t| Ok((t.clone(), read_topic(&dir.path().join("out"), t)?)));
-            return Ok(Outcome { prefix: plan.prefix.clone(), topics: read.collect::<anyhow::Result<_>>()?, totals });
+        if let Some(totals) = life(plan, (dir.path(), None), ride, faults)? {
+            return outcome(plan, dir.path(), totals);
         }
     }
 }
 
-/// One life of the process: to the end, or to its fault (then `None`).
-fn life(
+/// What a run has left in its folder so far.
+pub fn outcome(plan: &Plan, dir: &Path, totals: NamedTotals) -> anyhow::Result<Outcome> {
+    let outputs = plan.sinks.iter().map(|s| &s.topic).chain(&plan.dead_letter);
+    let read = outputs.map(|t| Ok((t.clone(), read_topic(&dir.join("out"), t)?)));
+    Ok(Outcome { prefix: plan.prefix.clone(), topics: read.collect::<anyhow::Result<_>>()?, totals })
+}
+
+/// Names and totals of the steps of all tasks.
+pub type NamedTotals = Vec<(String, millrace_core::totals::Totals)>;
+
+/// One life of the process: to the end, or to its fault (then `None`). A backfill has a name, and a state of its own in the
+/// same folder.
+pub fn life(
     plan: &Plan,
-    dir: &Path,
+    (dir, backfill): (&Path, Option<&str>),
     ride: &Ride,
     faults: Faults,
-) -> anyhow::Result<Option<Vec<(String, millrace_core::totals::Totals)>>> {
+) -> anyhow::Result<Option<NamedTotals>> {
     let files = FileLogConfig {
         topics: dir.join("topics"),
         out: Some(dir.join("out")),
@@ -164,10 +172,11 @@ fn life(
     };
     let log = FaultyLog::new(FileLog::open(files)?, faults);
     let config = EngineConfig {
-        state_dir: dir.join("state"),
+        state_dir: dir.join("state").join(backfill.unwrap_or_default()),
         // Every turn may end an epoch: as many ends as can be.
         commit_interval_ms: 0,
         batch_records: ride.batch_records,
+        records_per_second: None,
         waiting_rows_max: ride.waiting_rows_max,
         budget: StateBudget::new(1 << 20, 1 << 20),
         isolate: false,
@@ -175,20 +184,24 @@ fn life(
         timeline: Timeline(1),
         epoch_timeout_ms: None,
     };
-    run_to_end(plan, log, config, faults)
+    run_to_end(plan, log, config, (faults, backfill.is_some()))
 }
 
-/// Runs a lane to the end of its inputs, or to its log's fault (then `None`): names and totals of every step.
+/// Runs a lane to the end of its inputs, or of a backfill, or to its log's fault (then `None`).
 fn run_to_end<L: Log>(
     plan: &Plan,
     log: L,
     config: EngineConfig,
-    faults: Faults,
-) -> anyhow::Result<Option<Vec<(String, millrace_core::totals::Totals)>>> {
+    (faults, backfill): (Faults, bool),
+) -> anyhow::Result<Option<NamedTotals>> {
     let mortal = faults.calls_left.is_some();
     let metrics = Arc::new(Metrics::new()?);
-    let ended = Engine::start(Arc::new(plan.clone()), log, config, metrics)
-        .and_then(|mut engine| engine.run(&AtomicBool::new(false)).map(|exit| (engine, exit)));
+    let ended = Engine::start(Arc::new(plan.clone()), log, config, metrics).and_then(|mut engine| {
+        if backfill {
+            engine.drain();
+        }
+        engine.run(&AtomicBool::new(false)).map(|exit| (engine, exit))
+    });
     match ended {
         Ok((engine, exit)) => {
             assert_eq!(exit, Exit::Finished);

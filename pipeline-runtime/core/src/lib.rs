@@ -13,6 +13,7 @@ pub mod lag;
 pub mod leave;
 pub mod marker;
 pub mod ownership;
+pub mod pace;
 pub mod partitioner;
 pub mod plan;
 pub mod report;

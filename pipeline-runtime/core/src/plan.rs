@@ -36,6 +36,9 @@ pub struct Source {
     pub name: String,
     pub topic: String,
     pub start_from: StartFrom,
+    /// In a backfill's plan, where its part of each partition ends: (partition, offset). Empty: nowhere.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub until: Vec<(i32, i64)>,
     /// `None`: nothing is known about how the topic is partitioned.
     pub key: Option<Key>,
     pub format: Format,
@@ -264,6 +267,9 @@ pub struct Guard {
     /// Columns of its input: the sink's key.
     pub key: Vec<String>,
     pub version: Version,
+    /// Index into [`Stage::inputs`]: the exchange by which a backfill's rows come. `None`: in the plan of an older release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repairs: Option<usize>,
 }
 
 /// Which of two rows of one key is the newer one.
@@ -304,6 +310,9 @@ pub struct Exchange {
     pub columns: Vec<Column>,
     /// True when the rows are a table's changes.
     pub table: bool,
+    /// In a backfill's plan, the topic of the pipeline that it repairs. `None`: it is our own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub topic: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -344,6 +353,22 @@ impl Plan {
 
     pub fn exchange(&self, name: &str) -> Option<&Exchange> {
         self.exchanges.iter().find(|e| e.name == name)
+    }
+
+    /// True for the plan of a backfill, which ends.
+    pub fn backfills(&self) -> bool {
+        self.repaired().next().is_some()
+    }
+
+    /// Exchanges that bring what a backfill computes to another pipeline, with its topics.
+    pub fn repaired(&self) -> impl Iterator<Item = (&Exchange, &str)> {
+        self.exchanges.iter().filter_map(|exchange| Some((exchange, exchange.topic.as_deref()?)))
+    }
+
+    /// The stage that writes an exchange. `None`: the plan of a backfill does.
+    pub fn writer(&self, exchange: &str) -> Option<&Stage> {
+        let writes = |to: &OutputTo| matches!(to, OutputTo::Exchange(name) if name == exchange);
+        self.stages.iter().find(|stage| stage.outputs.iter().any(|output| writes(&output.to)))
     }
 
     pub fn sink(&self, name: &str) -> Option<&Sink> {

@@ -110,6 +110,7 @@ impl<'a> SourceCheck<'a, '_> {
             name: self.source.name.clone(),
             topic: self.source.kafka.topic.clone(),
             start_from: start_from(&self.source.kafka.start_from),
+            until: Vec::new(),
             key,
             format,
             columns,

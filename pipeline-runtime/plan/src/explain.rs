@@ -100,7 +100,11 @@ impl Explained<'_> {
     fn stage(&mut self, stage: &Stage) -> fmt::Result {
         writeln!(self.out, "\n{}: {}", self.stage_name(&stage.name), self.tasks(stage))?;
         for input in &stage.inputs {
-            let kind = if input.table { "table" } else { "stream" };
+            let kind = match &input.from {
+                InputFrom::Exchange(name) if self.plan.writer(name).is_none() => "repairs by",
+                _ if input.table => "table",
+                _ => "stream",
+            };
             writeln!(self.out, "  reads {kind} {}", self.input_name(input))?;
         }
         for operator in &stage.operators {
@@ -126,7 +130,7 @@ impl Explained<'_> {
                     origins.push(format!("'{topic}'"));
                 }
                 InputFrom::Exchange(name) => {
-                    let exchange = self.plan.exchange(name);
+                    let exchange = self.plan.exchange(name).filter(|e| self.plan.writer(&e.name).is_some());
                     if exchange.is_some_and(|e| e.partitions_like.is_none()) {
                         return "a task for each partition; as many as the largest of the topics behind its exchanges"
                             .to_owned();
@@ -198,12 +202,19 @@ impl Explained<'_> {
     }
 
     fn exchange(&mut self, exchange: &Exchange) -> fmt::Result {
-        let rows = if exchange.table { "changes of table" } else { "rows of stream" };
+        let rows = match self.plan.writer(&exchange.name) {
+            None => "rows of backfills of stream",
+            Some(_) if exchange.table => "changes of table",
+            Some(_) => "rows of stream",
+        };
         let name = self.exchange_name(&exchange.name);
         writeln!(self.out, "\n{name}: {rows} {} to {}", exchange.source, self.stage_name(&exchange.stage))?;
         writeln!(self.out, "  why: {}", exchange.reason)?;
         self.key(Some(&exchange.key), "")?;
         match &exchange.partitions_like {
+            None if self.plan.writer(&exchange.name).is_none() => {
+                writeln!(self.out, "  partitions: as many as the stage has tasks")?
+            }
             Some(topic) => writeln!(self.out, "  partitions: as many as topic '{topic}'")?,
             None => writeln!(self.out, "  partitions: as many as the largest of the stage's topics")?,
         }

@@ -10,6 +10,7 @@
 //! plan holds expressions as SQL text; [`bind`] makes them ready for Arrow batches.
 
 pub mod arrow_schema;
+pub mod backfill;
 mod bind;
 mod catalog;
 mod compile;

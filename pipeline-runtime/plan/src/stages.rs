@@ -267,6 +267,7 @@ impl Cutter<'_> {
             reason: format!("{by_key}; {found}; {how}"),
             columns: place.columns.iter().map(|(_, column)| column.clone()).collect(),
             table: false,
+            topic: None,
         };
         let output = Output { from: place.port, to: OutputTo::Exchange(exchange.name.clone()) };
         self.stages[place.stage].stage.outputs.push(output);
@@ -313,6 +314,7 @@ impl Cutter<'_> {
                 reason: format!("its changes go where the rows are; {}", key_problem(node, table.key.as_ref())),
                 columns: table.columns.clone(),
                 table: true,
+                topic: None,
             });
         }
         self.table_input(stage, InputFrom::Exchange(name))
@@ -403,11 +405,38 @@ impl Cutter<'_> {
         if !self.stages[place.stage].partitioning.as_ref().is_some_and(meet) {
             place = self.move_to_key(sink, source, &place, (&key, texts));
         }
+        let repairs = Some(self.repairs(sink, source, &place));
         let operators = &mut self.stages[place.stage].stage.operators;
         let columns = place.columns.iter().map(|(_, column)| column.clone()).collect();
-        let kind = OperatorKind::Guard(Guard { key, version });
+        let kind = OperatorKind::Guard(Guard { key, version, repairs });
         operators.push(Operator { name, input: place.port, kind, columns });
         Place { port: Port::Operator(operators.len() - 1), ..place }
+    }
+
+    /// The input by which rows of a backfill come to a guard at `place`: to the task that the rows of their key come to.
+    fn repairs(&mut self, sink: usize, source: usize, place: &Place) -> usize {
+        let sink_name = &self.catalog.spec.sinks[sink].name;
+        let draft = &mut self.stages[place.stage];
+        let partitioning = draft.partitioning.as_ref().expect("a guard is where the partitioning is known");
+        let column = |text: &String| place.columns.iter().find(|(other, _)| other == text).map(|(_, c)| c.name.clone());
+        let name = format!("{sink_name}.repairs");
+        self.exchanges.push(Exchange {
+            name: name.clone(),
+            stage: draft.stage.name.clone(),
+            source: self.catalog.sources[source].source.name.clone(),
+            key: Key {
+                columns: partitioning.keys.iter().filter_map(column).collect(),
+                format: partitioning.format,
+                partitioner: partitioning.partitioner,
+            },
+            partitions_like: None,
+            reason: format!("what a backfill recomputes for sink '{sink_name}' meets what is there"),
+            columns: place.columns.iter().map(|(_, column)| column.clone()).collect(),
+            table: false,
+            topic: None,
+        });
+        draft.stage.inputs.push(Input { from: InputFrom::Exchange(name), table: false });
+        draft.stage.inputs.len() - 1
     }
 
     /// Sends a sink's rows through an exchange into a stage of their own, partitioned by the sink's key.
@@ -438,6 +467,7 @@ impl Cutter<'_> {
             ),
             columns: place.columns.iter().map(|(_, column)| column.clone()).collect(),
             table: false,
+            topic: None,
         });
         let output = Output { from: place.port, to: OutputTo::Exchange(name.clone()) };
         self.stages[place.stage].stage.outputs.push(output);
@@ -460,8 +490,14 @@ impl Cutter<'_> {
         let mut names: Vec<String> = self.stages.iter().filter(behind).map(|d| d.stage.name.clone()).collect();
         for draft in self.stages.iter_mut().filter(|d| matches!(d.origin, Origin::Source(_))) {
             let name = draft.stateful.take().or(draft.step.take()).unwrap_or_else(|| draft.stage.name.clone());
-            draft.stage.name = fresh(name, names.iter().map(String::as_str));
-            names.push(draft.stage.name.clone());
+            let named = fresh(name, names.iter().map(String::as_str));
+            let before = std::mem::replace(&mut draft.stage.name, named.clone());
+            // No exchange comes to a stage that reads a source but those of repairs.
+            let own = |e: &&mut Exchange| {
+                e.stage == before && draft.stage.inputs.iter().any(|i| i.from == InputFrom::Exchange(e.name.clone()))
+            };
+            self.exchanges.iter_mut().filter(own).for_each(|e| e.stage = named.clone());
+            names.push(named);
         }
         Cut { stages: self.stages.into_iter().map(|d| d.stage).collect(), exchanges: self.exchanges }
     }

@@ -14,27 +14,21 @@ use millrace_crds::unserved;
 use millrace_plan::state::{self, Fit, Misfit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use super::backfill;
 use super::connection::{connection, internal_topics};
 use super::{Failure, Outcome, pipeline, plan};
 use crate::control::ControlConfig;
-use crate::engine::{BATCH_RECORDS, Engine, EngineConfig, Exit, WAITING_ROWS_MAX};
+use crate::engine::{BATCH_RECORDS, Engine, EngineConfig, Exit};
 use crate::http::{self, Server};
 use crate::log::file::{FileLog, FileLogConfig};
 use crate::log::kafka::TRANSACTION_TIMEOUT_MS;
+use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::state::StateBudget;
 use crate::storage::Storage;
 use crate::worker::preflight::Findings;
 use crate::worker::{self, Job, SetLogLevel, SnapshotRules, WorkerConfig};
 
-/// Of the memory that a process may use, the cache of states takes this part, and as much their write buffers.
-const MEMORY_SHARE: usize = 4;
-/// What each takes where nothing bounds the process: a laptop's share.
-const SHARE_BYTES: usize = 256 << 20;
-/// Where the kernel says what bounds a container, in its second and in its first way.
-const MEMORY_LIMITS: [&str; 2] = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
-/// No machine has so much: it stands for no limit.
-const MEMORY_MAX: usize = 1 << 50;
 /// Says that a pipeline takes over a prefix that was another's.
 const ADOPT: &str = "millrace.dev/adopt";
 
@@ -49,6 +43,10 @@ pub struct Args {
     /// The folder for state, to go on from after a stop or a crash; without it a temporary one.
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
+    /// A Backfill, to compute its range again for the pipeline. On Kafka it runs beside the pipeline, and ends; on files the
+    /// pipeline runs on behind it, with the --state of an earlier run.
+    #[arg(long, value_name = "FILE")]
+    backfill: Option<PathBuf>,
     /// Serve /metrics, /healthz and /readyz here, as in 127.0.0.1:9464.
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
@@ -111,6 +109,9 @@ pub fn run(args: Args, set_log_level: SetLogLevel) -> Outcome {
         tracing::info!("a local run does not use {}", ignored.join(", "));
         let files =
             FileLogConfig { topics, out: args.out.clone(), state, follow: args.follow, missing_is_empty: false };
+        if let Some(file) = &args.backfill {
+            backfill::local(file, (&pipeline, &plan), &files, &told_to_end)?;
+        }
         let exit = local(&pipeline, &plan, files, args.metrics, &told_to_end)?;
         tracing::info!(?exit, "run ended");
         return Ok(());
@@ -127,7 +128,11 @@ fn on_kafka(
     told_to_end: &AtomicBool,
     set_log_level: SetLogLevel,
 ) -> Outcome {
-    let job = job(pipeline, plan, args.secrets.as_deref(), (&args.cluster, args.timeline))?;
+    let mut job = job(pipeline, plan, args.secrets.as_deref(), (&args.cluster, args.timeline))?;
+    let mut rate = None;
+    if let Some(file) = &args.backfill {
+        (job, rate) = backfill::job(file, pipeline, job)?;
+    }
     let (kafka, secrets) = (pipeline.spec.kafka.clone(), args.secrets.clone());
     let config = WorkerConfig {
         reread: Arc::new(move || connection(&kafka, secrets.as_deref())),
@@ -141,8 +146,10 @@ fn on_kafka(
             epoch_timeout_ms: Some(u64::from(TRANSACTION_TIMEOUT_MS)),
             storage: job.storage.clone(),
             timeline: job.timeline,
+            records_per_second: rate.map(|rate| rate.div_ceil(u64::from(args.lanes))),
             ..engine_config(pipeline, state)
         },
+        memory: Memory::found(),
         snapshots: SnapshotRules {
             after_bytes: pipeline.spec.state.snapshots.after.bytes(),
             keep: pipeline.spec.state.snapshots.keep as usize,
@@ -186,24 +193,20 @@ pub fn job(
     })
 }
 
-fn engine_config(pipeline: &Pipeline, state: &Path) -> EngineConfig {
+pub(super) fn engine_config(pipeline: &Pipeline, state: &Path) -> EngineConfig {
+    let memory = Memory::found();
     EngineConfig {
         state_dir: state.to_owned(),
         commit_interval_ms: pipeline.spec.delivery.commit_interval.ms().unsigned_abs(),
         batch_records: BATCH_RECORDS,
-        waiting_rows_max: WAITING_ROWS_MAX,
-        budget: StateBudget::new(share_bytes(), share_bytes()),
+        records_per_second: None,
+        waiting_rows_max: memory.waiting_rows(),
+        budget: StateBudget::new(memory.cache_bytes(), memory.write_buffer_bytes()),
         isolate: false,
         storage: None,
         timeline: Timeline(1),
         epoch_timeout_ms: None,
     }
-}
-
-fn share_bytes() -> usize {
-    let limit = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<usize>().ok();
-    let limit = MEMORY_LIMITS.into_iter().find_map(limit).filter(|limit| *limit < MEMORY_MAX);
-    limit.map_or(SHARE_BYTES, |limit| limit / MEMORY_SHARE)
 }
 
 fn serve(
@@ -243,7 +246,7 @@ fn plan_file(state: &Path) -> PathBuf {
 }
 
 /// The plan that wrote the state, if there is one.
-fn stored_plan(state: &Path) -> anyhow::Result<Option<Plan>> {
+pub(super) fn stored_plan(state: &Path) -> anyhow::Result<Option<Plan>> {
     let path = plan_file(state);
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,

@@ -19,7 +19,7 @@ use super::EngineConfig;
 use super::changes::TableWriter;
 use super::dead_letter::DeadLetters;
 use super::exchange::{ExchangeReader, ExchangeWriter};
-use super::flow::{Flow, Kind, Operator, Output, Writer};
+use super::flow::{Flow, Kind, Operator, Output, Repairs, Writer};
 use super::sink::{SinkWriter, Target};
 use super::source::{Place, SourceReader};
 use super::task::{Reader, Task, TaskInput};
@@ -78,6 +78,7 @@ pub struct Builder {
     pub names: Names,
     pub budget: StateBudget,
     pub state_dir: PathBuf,
+    /// Of one step of one task.
     pub waiting_rows_max: usize,
     /// Tables whose topics are compacted, and how long those keep deletes, in milliseconds.
     pub compacted: BTreeMap<String, i64>,
@@ -113,9 +114,16 @@ pub fn compacted(plan: &Plan, log: &mut dyn Log) -> Result<BTreeMap<String, i64>
     Ok(compacted)
 }
 
+/// Steps in which rows may wait, of all tasks.
+fn waiting_steps(plan: &Plan, topology: &Topology) -> usize {
+    let waiting = plan.state.iter().filter(|layout| layout.kind == StateKind::Waiting);
+    waiting.map(|layout| topology.tasks[&layout.stage] as usize).sum()
+}
+
 impl Builder {
     pub fn new(plan: Arc<Plan>, topology: Topology, config: &EngineConfig, compacted: BTreeMap<String, i64>) -> Self {
         Self {
+            waiting_rows_max: (config.waiting_rows_max / waiting_steps(&plan, &topology).max(1)).max(1),
             names: Names::new(&plan.prefix, config.timeline),
             timeline: config.timeline,
             storage: config.storage.clone(),
@@ -123,7 +131,6 @@ impl Builder {
             topology,
             budget: config.budget.clone(),
             state_dir: config.state_dir.join(tasks_folder(config.timeline)),
-            waiting_rows_max: config.waiting_rows_max,
             compacted,
             accepts: Vec::new(),
         }
@@ -292,6 +299,7 @@ impl Builder {
         steady_ms: u64,
     ) -> Result<TaskInput, BuildError> {
         let spec = &stage.inputs[index];
+        let repairs = stage.operators.iter().any(|o| repairs_of(&o.kind) == Some(index));
         let joined = stage.operators.iter().any(|o| table_of(&o.kind) == Some(index));
         let source_name = match &spec.from {
             InputFrom::Source(name) => name.as_str(),
@@ -325,7 +333,7 @@ impl Builder {
                 (source.topic.clone(), topic_id, partitions, Reader::Source(Box::new(reader)), 1)
             }
             InputFrom::Exchange(name) => {
-                let reader = ExchangeReader::new(&self.exchange_columns(name));
+                let reader = ExchangeReader::new(&self.exchange_columns(name), repairs);
                 let partitions = self.topology.exchanges[name];
                 let upstreams = self.topology.upstreams(&self.plan, name);
                 (self.names.repartition(name), None, partitions, Reader::Exchange(reader), upstreams)
@@ -344,6 +352,7 @@ impl Builder {
             source_clock: SourceClock::default(),
             clock: InputClock::new(upstreams),
             table,
+            repairs,
             writer,
             own_changelog: false,
             counted: Offset(0),
@@ -418,7 +427,9 @@ impl Builder {
                     Kind::Guard(Guard::new(&spec.name, guard, (layout, &layouts[layout]), &left)?)
                 }
             };
-            Ok(Operator { name: spec.name.clone(), input: spec.input, kind, totals: Totals::default() })
+            let repairs = repairs_of(&spec.kind);
+            let repairs = repairs.map(|input| Repairs { from: Port::Input(input), totals: Totals::default() });
+            Ok(Operator { name: spec.name.clone(), input: spec.input, kind, totals: Totals::default(), repairs })
         };
         stage.operators.iter().map(build).collect()
     }
@@ -463,7 +474,7 @@ impl Builder {
                 Writer::Sink(SinkWriter::new(sink, target, partition))
             }
             OutputTo::Exchange(name) => {
-                let topic = outbox.topic_index(&self.names.repartition(name));
+                let topic = outbox.topic_index(&self.names.exchange(self.exchange(name)));
                 let partitions = self.topology.exchanges[name];
                 Writer::Exchange(ExchangeWriter::new(self.exchange(name), topic, partitions, partition)?)
             }
@@ -481,6 +492,13 @@ fn table_of(kind: &OperatorKind) -> Option<usize> {
         OperatorKind::Project(_) | OperatorKind::Guard(_) => None,
         OperatorKind::TableJoin(join) => Some(join.join.table),
         OperatorKind::TemporalJoin(join) => Some(join.join.table),
+    }
+}
+
+fn repairs_of(kind: &OperatorKind) -> Option<usize> {
+    match kind {
+        OperatorKind::Guard(guard) => guard.repairs,
+        OperatorKind::Project(_) | OperatorKind::TableJoin(_) | OperatorKind::TemporalJoin(_) => None,
     }
 }
 

@@ -12,7 +12,7 @@ use crate::log::{End, Log};
 pub(super) struct Drain {
     /// When it began: only ends that were looked up since count.
     since_ms: i64,
-    /// Where each partition of a source ended then, and when exactly that was.
+    /// Where each partition of a source ended then, or ends in a backfill, and when exactly that was.
     ends: BTreeMap<(String, Partition), (Offset, i64)>,
 }
 
@@ -36,9 +36,17 @@ impl Drain {
 }
 
 impl<L: Log> Engine<L> {
-    /// From now on the sources end where they end now, until [`Engine::go_on`].
+    /// From now on the sources end where they end now, until [`Engine::go_on`]; those of a backfill where its plan says.
     pub fn drain(&mut self) {
-        self.drain.get_or_insert_with(|| Drain { since_ms: clock::now_ms(), ends: BTreeMap::new() });
+        let since_ms = clock::now_ms();
+        let pinned = self.builder.plan.sources.iter().flat_map(|source| {
+            let end = move |(partition, offset): &(i32, i64)| {
+                ((source.topic.clone(), Partition(*partition)), (Offset(*offset), since_ms))
+            };
+            source.until.iter().map(end)
+        });
+        let ends = pinned.collect();
+        self.drain.get_or_insert(Drain { since_ms, ends });
         self.tasks.iter_mut().flatten().for_each(|task| task.heed_ends(true));
     }
 

@@ -259,11 +259,13 @@ pub struct ExchangeReader {
     /// Where inputs go on after an end, as after a drain, a block that says so may be read long after it was true: then
     /// it says only for when it was written.
     pub heeds_ends: bool,
+    /// Backfills write it, one after the other and each with tasks of its own: what they say of progress is theirs.
+    repairs: bool,
 }
 
 impl ExchangeReader {
-    pub fn new(columns: &[Column]) -> Self {
-        Self { columns: columns.to_vec(), heeds_ends: false }
+    pub fn new(columns: &[Column], repairs: bool) -> Self {
+        Self { columns: columns.to_vec(), heeds_ends: false, repairs }
     }
 
     pub fn schema(&self) -> SchemaRef {
@@ -282,13 +284,14 @@ impl ExchangeReader {
                 return Err(ExchangeError::Format(head[0]));
             }
             let upstream = u32::from_le_bytes(head[2..6].try_into().expect("four bytes"));
+            let upstream = if self.repairs { 0 } else { upstream };
             if upstream as usize >= clock.upstreams() {
                 return Err(ExchangeError::Upstream(upstream, clock.upstreams()));
             }
             for _ in 0..u32::from_le_bytes(head[22..26].try_into().expect("four bytes")) {
                 read_row(&mut rest, upstream as usize, clock, &mut decoder, &mut out)?;
             }
-            if head[1] & ROWS_ONLY == 0 {
+            if head[1] & ROWS_ONLY == 0 && !self.repairs {
                 let said = Upstream {
                     watermark: i64::from_le_bytes(head[6..14].try_into().expect("eight bytes")),
                     complete_as_of_ms: i64::from_le_bytes(head[14..22].try_into().expect("eight bytes")),
@@ -300,6 +303,7 @@ impl ExchangeReader {
             }
         }
         out.batch = RecordBatch::try_new(arrow_schema(&self.columns), decoder.finish())?;
+        out.metas.iter_mut().for_each(|meta| meta.repaired = self.repairs);
         Ok(out)
     }
 }

@@ -27,6 +27,13 @@ pub struct Operator {
     pub input: Port,
     pub kind: Kind,
     pub totals: Totals,
+    pub repairs: Option<Repairs>,
+}
+
+/// Where rows of a backfill come to a guard, and what became of them.
+pub struct Repairs {
+    pub from: Port,
+    pub totals: Totals,
 }
 
 pub enum Writer {
@@ -59,12 +66,8 @@ impl Flow {
             }
         }
         for i in 0..self.operators.len() {
-            let operator = &mut self.operators[i];
-            if operator.input != from {
-                continue;
-            }
-            let out = operator.run(rows.clone(), cx)?;
-            self.rows(Port::Operator(i), out, cx)?;
+            let Some(out) = self.operators[i].run(from, &rows, cx) else { continue };
+            self.rows(Port::Operator(i), out?, cx)?;
         }
         Ok(())
     }
@@ -157,13 +160,20 @@ impl Flow {
 }
 
 impl Operator {
-    fn run(&mut self, rows: Rows, cx: &mut Context<'_>) -> Outcome {
-        match &mut self.kind {
-            Kind::Project(project) => project.run(rows, &mut self.totals, cx),
-            Kind::TableJoin(join) => join.run(rows, &mut self.totals, cx),
-            Kind::TemporalJoin(join) => join.run(rows, &mut self.totals, cx),
-            Kind::Guard(guard) => guard.run(rows, &mut self.totals, cx),
-        }
+    /// `None`: rows from there are not for it.
+    fn run(&mut self, from: Port, rows: &Rows, cx: &mut Context<'_>) -> Option<Outcome> {
+        let totals = match &mut self.repairs {
+            Some(repairs) if repairs.from == from => &mut repairs.totals,
+            _ if self.input == from => &mut self.totals,
+            _ => return None,
+        };
+        let rows = rows.clone();
+        Some(match &mut self.kind {
+            Kind::Project(project) => project.run(rows, totals, cx),
+            Kind::TableJoin(join) => join.run(rows, totals, cx),
+            Kind::TemporalJoin(join) => join.run(rows, totals, cx),
+            Kind::Guard(guard) => guard.run(rows, totals, cx),
+        })
     }
 }
 

@@ -95,6 +95,10 @@ impl SinkWriter {
             let key = key.map(|(key, _)| key);
             cx.outbox.push(self.target.topic, partition, meta.timestamp_ms, key, Some(&self.value_bytes), Vec::new());
             self.totals.rows_out += 1;
+            // How old a repaired row is says nothing of how fresh results are.
+            if meta.repaired {
+                continue;
+            }
             if let Some(ms) = meta.timestamp_ms {
                 self.timestamps.push(ms);
             }

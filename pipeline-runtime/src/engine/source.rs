@@ -341,6 +341,7 @@ impl SourceReader {
             partition: self.place.partition,
             offset: record.offset,
             late: false,
+            repaired: false,
         };
         let Some(spec) = self.spec.event_time.as_ref().filter(|_| self.needs_event_time) else { return Ok(meta) };
         if op == Op::Delete {

@@ -71,6 +71,8 @@ pub struct TaskInput {
     pub clock: InputClock,
     /// The rows are a table's changes.
     pub table: bool,
+    /// The rows are a backfill's.
+    pub repairs: bool,
     /// The operators of this stage look the table up.
     pub writer: Option<TableWriter>,
     /// The topic is the table's changelog: no other one holds its rows.
@@ -92,6 +94,11 @@ impl TaskInput {
             Some(at) => self.next >= at,
             None => self.clock.level(),
         }
+    }
+
+    /// True for records of a stream's own topic.
+    pub fn is_stream(&self) -> bool {
+        !self.table && matches!(self.reader, Reader::Source(_))
     }
 
     /// How the input stands, as an exchange behind it tells it.
@@ -178,7 +185,7 @@ impl Task {
         if own.table {
             self.table_records(input, fetch, now, outbox)
         } else {
-            self.stream_idle = false;
+            self.stream_idle &= own.repairs;
             self.stream_records(input, fetch, now, outbox)
         }
     }
@@ -288,7 +295,7 @@ impl Task {
                 ended.push(*input);
             }
         }
-        let streams = || self.inputs.iter().filter(|i| !i.table);
+        let streams = || self.inputs.iter().filter(|i| !i.table && !i.repairs);
         self.stream_idle = streams().count() > 0 && streams().all(|i| i.clock.idle());
         for input in ended {
             self.announce(input, now, outbox)?;
@@ -436,8 +443,15 @@ impl Task {
         Epoch(self.epoch.0 - u64::from(self.prepared.is_some()))
     }
 
-    /// Names and totals: the readings of sources, the operators, the sinks.
+    /// Names and totals: of what the task does for its stream, and of what it does for backfills.
     pub fn totals(&self) -> impl Iterator<Item = (String, &Totals)> {
+        let guards = self.flow.operators.iter();
+        let repairs = guards.filter_map(|o| Some((repairs_step(&o.name), &o.repairs.as_ref()?.totals)));
+        self.stream_totals().chain(repairs)
+    }
+
+    /// Of its stream: the readings of sources, the operators, the sinks.
+    pub fn stream_totals(&self) -> impl Iterator<Item = (String, &Totals)> {
         let sources = self.inputs.iter().filter(|i| matches!(i.reader, Reader::Source(_)));
         let sources = sources.map(|i| (source_step(&i.name), &i.totals));
         let operators = self.flow.operators.iter().map(|o| (o.name.clone(), &o.totals));
@@ -460,7 +474,7 @@ impl Task {
             _ if input.clock.idle() => Some(0),
             watermark => Some(now_ms.saturating_sub(watermark.div_euclid(MICROS_PER_MS))),
         };
-        self.inputs.iter().filter(|input| !input.table).filter_map(lag).max()
+        self.inputs.iter().filter(|input| !input.table && !input.repairs).filter_map(lag).max()
     }
 
     /// Goes on counting from a marker's totals.
@@ -470,6 +484,9 @@ impl Task {
         }
         for operator in &mut self.flow.operators {
             operator.totals = totals.remove(&operator.name).unwrap_or_default();
+            if let Some(repairs) = &mut operator.repairs {
+                repairs.totals = totals.remove(&repairs_step(&operator.name)).unwrap_or_default();
+            }
         }
         for output in &mut self.flow.outputs {
             if let Writer::Sink(sink) = &mut output.writer {
@@ -511,6 +528,11 @@ impl Task {
 
 fn source_step(name: &str) -> String {
     format!("source {name}")
+}
+
+/// What a guard did with rows of backfills.
+fn repairs_step(guard: &str) -> String {
+    format!("{guard} repairs")
 }
 
 fn exchanged(

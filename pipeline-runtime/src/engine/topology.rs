@@ -37,6 +37,11 @@ impl Names {
     pub fn repartition(&self, exchange: &str) -> String {
         format!("{}-t{}-{exchange}-repartition", self.prefix, self.timeline)
     }
+
+    /// The topic of an exchange: our own, or that of the pipeline which is repaired.
+    pub fn exchange(&self, exchange: &Exchange) -> String {
+        exchange.topic.clone().unwrap_or_else(|| self.repartition(&exchange.name))
+    }
 }
 
 /// Partition counts.
@@ -67,6 +72,14 @@ impl Topology {
                     let how = log.creating_command(&source.topic);
                     faults.push(missing(&format!("source '{}'", source.name), &source.topic, &how));
                 }
+            }
+        }
+        for (exchange, topic) in plan.repaired() {
+            match log.topic(topic)? {
+                Some(info) => {
+                    topics.insert(topic.to_owned(), (info.id, info.partitions));
+                }
+                None => faults.push(not_run(&exchange.name, topic)),
             }
         }
         for (what, topic) in outputs(plan) {
@@ -103,12 +116,18 @@ impl Topology {
         self.tasks.iter().flat_map(of_stage)
     }
 
+    /// Partitions that all tasks read together.
+    pub fn inputs(&self, plan: &Plan) -> usize {
+        let tasks = |stage: &Stage| self.tasks.get(&stage.name).map_or(0, |count| *count as usize);
+        plan.stages.iter().map(|stage| tasks(stage) * stage.inputs.len()).sum()
+    }
+
     fn partitions(&self, plan: &Plan, source: &str) -> i32 {
         plan.source(source).and_then(|s| self.topics.get(&s.topic)).map_or(1, |(_, partitions)| *partitions)
     }
 
     fn count_tasks(&mut self, plan: &Plan, names: &Names, made: Made<'_>, faults: &mut Vec<String>) {
-        for exchange in &plan.exchanges {
+        for exchange in plan.exchanges.iter().filter(|e| plan.writer(&e.name).is_some()) {
             let partitions = match &exchange.partitions_like {
                 Some(topic) => self.topics.get(topic).map_or(1, |(_, partitions)| *partitions),
                 None => self.widest(plan, exchange),
@@ -129,7 +148,10 @@ impl Topology {
                         }
                         counts.push((format!("source '{name}'"), read));
                     }
-                    InputFrom::Exchange(name) => counts.push((format!("exchange '{name}'"), self.exchanges[name])),
+                    InputFrom::Exchange(name) => {
+                        let written = self.exchanges.get(name);
+                        counts.extend(written.map(|partitions| (format!("exchange '{name}'"), *partitions)));
+                    }
                 }
             }
             let most = counts.iter().map(|(_, count)| *count).max().unwrap_or(1);
@@ -140,6 +162,12 @@ impl Topology {
                     stage.name,
                     list.join(", ")
                 ));
+            }
+            // What a backfill writes comes to the tasks that there are.
+            for input in &stage.inputs {
+                if let InputFrom::Exchange(name) = &input.from {
+                    self.exchanges.entry(name.clone()).or_insert(most);
+                }
             }
             self.tasks.insert(stage.name.clone(), most);
         }
@@ -159,8 +187,7 @@ impl Topology {
 
     /// How many tasks write an exchange.
     pub fn upstreams(&self, plan: &Plan, exchange: &str) -> usize {
-        let writes = |stage: &&Stage| stage.outputs.iter().any(|o| o.to == OutputTo::Exchange(exchange.to_owned()));
-        plan.stages.iter().find(writes).map_or(1, |stage| self.tasks[&stage.name] as usize)
+        plan.writer(exchange).map_or(1, |stage| self.tasks[&stage.name] as usize)
     }
 }
 
@@ -178,6 +205,13 @@ pub fn grows(plan: &Plan, stage: &Stage) -> bool {
 pub fn outputs(plan: &Plan) -> impl Iterator<Item = (String, &str)> {
     let sinks = plan.sinks.iter().map(|s| (format!("sink '{}'", s.name), s.topic.as_str()));
     sinks.chain(plan.dead_letter.iter().map(|topic| ("deadLetter".to_owned(), topic.as_str())))
+}
+
+/// The topic by which repairs come to a pipeline is not there.
+pub fn not_run(exchange: &str, topic: &str) -> String {
+    format!(
+        "topic '{topic}', by which {exchange} come to the pipeline, does not exist: run the pipeline with this release first"
+    )
 }
 
 /// A topic of the user's that is not there; `how` it is created.

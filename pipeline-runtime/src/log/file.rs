@@ -19,8 +19,8 @@ use millrace_core::plan::StartFrom;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Assignment, CommitError, End, Fetch, Hidden, InputId, InternalKind, Log, LogError, Outbox, Record, TopicInfo,
-    Wanted,
+    Assignment, CommitError, End, Fetch, Hidden, InputId, InternalKind, Log, LogError, Outbox, RANK_LAST, Record,
+    TopicInfo, Wanted,
 };
 use crate::clock;
 
@@ -168,7 +168,7 @@ impl FileLog {
     fn choose(&self, wanted: Wanted<'_>) -> Option<(usize, i64)> {
         let mut best: Option<(i64, u32, usize)> = None;
         for (i, assigned) in self.assigned() {
-            let Some(time) = self.head(&assigned.input) else { continue };
+            let Some(time) = self.head(assigned) else { continue };
             let candidate = (time, assigned.rank, i);
             if best.is_none_or(|b| candidate < b) && wanted(InputId(i)).is_some_and(|below| assigned.next() < below) {
                 best = Some(candidate);
@@ -187,7 +187,7 @@ impl FileLog {
         let others = self.assigned().filter(|(i, _)| *i != chosen && wanted(InputId(*i)).is_some());
         others
             .filter_map(|(i, other)| {
-                let head = self.head(&other.input)?;
+                let head = self.head(other)?;
                 // At equal timestamps the lower rank goes first (and the lower input among equal ranks).
                 Some(if (rank, chosen) < (other.rank, i) { head } else { head.saturating_sub(1) })
             })
@@ -195,13 +195,14 @@ impl FileLog {
             .unwrap_or(i64::MAX)
     }
 
-    /// The timestamp that the merge goes by. Our own topics come as soon as there is something.
-    fn head(&self, input: &Input) -> Option<i64> {
-        match input {
+    /// The timestamp that the merge goes by. Our own topics come as soon as there is something, but for what comes last.
+    fn head(&self, assigned: &Assigned) -> Option<i64> {
+        match &assigned.input {
             Input::User { topic, reader } => reader.head_timestamp(&self.topics[topic]),
             Input::Internal { topic, partition, next } => {
                 let segments = self.internal.get(topic)?.get(partition.0 as usize)?;
-                (*next < segments.visible_end()).then_some(i64::MIN)
+                let head = if assigned.rank == RANK_LAST { i64::MAX } else { i64::MIN };
+                (*next < segments.visible_end()).then_some(head)
             }
         }
     }

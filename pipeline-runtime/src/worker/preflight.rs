@@ -13,7 +13,7 @@ use millrace_core::plan::{InputFrom, Plan, Source, StartFrom};
 use millrace_core::report::{PlanSeen, PreflightReport, hex};
 
 use super::{Job, STATE_FORMAT, read_all};
-use crate::engine::topology::{Made, Names, Topology, missing, outputs};
+use crate::engine::topology::{Made, Names, Topology, missing, not_run, outputs};
 use crate::engine::{InternalTopic, chain, internal_topics};
 use crate::log::kafka::connection::Connection;
 use crate::log::kafka::control::ControlTopic;
@@ -173,6 +173,11 @@ fn users_topics(
 ) -> Result<Option<Topology>, LogError> {
     let mut uses: Vec<Use<'_>> = plan.sources.iter().map(Use::of_source).collect();
     uses.extend(outputs(plan).map(|(what, topic)| Use { what, topic, role: Role::Output }));
+    uses.extend(plan.repaired().map(|(exchange, topic)| Use {
+        what: exchange.name.clone(),
+        topic,
+        role: Role::Output,
+    }));
     let found = look(&uses, survey, report)?;
     let mut counts = BTreeMap::new();
     for Use { what, topic, .. } in &uses {
@@ -180,6 +185,9 @@ fn users_topics(
             Some(Seen::There(there)) => {
                 report.saw(what, topic, &format!("{} partitions", there.partitions));
                 counts.insert((*topic).to_owned(), (there.id.clone(), there.partitions));
+            }
+            Some(Seen::Missing) | None if plan.repaired().any(|(_, repaired)| repaired == *topic) => {
+                report.errors.push(not_run(what, topic));
             }
             Some(Seen::Missing) | None => {
                 report.errors.push(missing(what, topic, &survey.creating_command(topic)));

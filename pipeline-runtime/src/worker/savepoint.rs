@@ -12,7 +12,7 @@ use millrace_core::control::Owner;
 use millrace_core::ids::{Epoch, Offset, Partition, TaskId, Timeline};
 use millrace_core::marker::{InputMark, Marker};
 use millrace_core::ownership::{ControlLog, Rules};
-use millrace_core::plan::{InputFrom, OutputTo, Plan};
+use millrace_core::plan::{InputFrom, Plan};
 use millrace_core::report::{SavepointReport, hex};
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +21,7 @@ use super::{Job, read_all};
 use crate::clock;
 use crate::engine::topology::Names;
 use crate::log::kafka::KafkaLog;
+use crate::log::kafka::connection::FETCHED_BYTES;
 use crate::log::kafka::control::ControlTopic;
 use crate::log::kafka::survey::{self, Settings};
 use crate::log::kafka::{InternalTopics, KafkaLogConfig, TRANSACTION_TIMEOUT_MS, TRIM_EVERY_MS};
@@ -109,7 +110,7 @@ fn storage(job: &Job) -> anyhow::Result<&Storage> {
 }
 
 /// A client for Jobs.
-fn open_log(job: &Job, transactional_id: String) -> Result<KafkaLog, LogError> {
+pub fn open_log(job: &Job, transactional_id: String) -> Result<KafkaLog, LogError> {
     KafkaLog::open(KafkaLogConfig {
         connection: job.connection.clone(),
         group: transactional_id.clone(),
@@ -118,6 +119,7 @@ fn open_log(job: &Job, transactional_id: String) -> Result<KafkaLog, LogError> {
         outputs: Vec::new(),
         internal: job.internal,
         until_end: false,
+        fetched_bytes: FETCHED_BYTES,
         trim_every_ms: TRIM_EVERY_MS,
     })
 }
@@ -200,9 +202,8 @@ fn source_marks<'a>(plan: &'a Plan, manifest: &'a Manifest) -> impl Iterator<Ite
 
 /// The stages that write an exchange and that read it.
 fn ends<'a>(plan: &'a Plan, exchange: &str) -> Option<(&'a str, &'a str)> {
-    let writes = |to: &OutputTo| matches!(to, OutputTo::Exchange(name) if name == exchange);
     let reads = |from: &InputFrom| matches!(from, InputFrom::Exchange(name) if name == exchange);
-    let writer = plan.stages.iter().find(|stage| stage.outputs.iter().any(|output| writes(&output.to)))?;
+    let writer = plan.writer(exchange)?;
     let reader = plan.stages.iter().find(|stage| stage.inputs.iter().any(|input| reads(&input.from)))?;
     Some((&writer.name, &reader.name))
 }

@@ -8,6 +8,7 @@ mod lag;
 mod limits;
 mod log;
 mod preflight;
+mod repairs;
 mod run;
 mod savepoints;
 mod secure;

@@ -8,7 +8,7 @@ use millrace_core::ids::Timeline;
 use millrace_core::slices::{RELATIVE_ERROR, SLICE_MS, Sketch, TaskSlice};
 use millrace_kafka_harness::wait;
 use millrace_runtime::clock;
-use millrace_runtime::engine::{Engine, EngineConfig, WAITING_ROWS_MAX};
+use millrace_runtime::engine::{Engine, EngineConfig};
 use millrace_runtime::log::file::{FileLog, FileLogConfig};
 use millrace_runtime::metrics::Metrics;
 use millrace_runtime::state::StateBudget;
@@ -36,7 +36,8 @@ fn engine(dir: &Path, metrics: &Arc<Metrics>) -> Engine<FileLog> {
         state_dir: dir.join("state"),
         commit_interval_ms: 0,
         batch_records: 1,
-        waiting_rows_max: WAITING_ROWS_MAX,
+        records_per_second: None,
+        waiting_rows_max: 1 << 20,
         budget: StateBudget::new(1 << 20, 1 << 20),
         isolate: false,
         storage: None,

@@ -13,14 +13,14 @@ use crate::worlds_config;
 
 /// What decides which of two rows is the newer one.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum By {
+pub enum By {
     Column,
     Position,
 }
 
 /// How the stream is partitioned.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Keys {
+pub enum Keys {
     /// By the sink's key: the guard is where the stream is read.
     Text,
     /// By the sink's key, in a way that is not proven: the rows move.
@@ -30,7 +30,7 @@ enum Keys {
 }
 
 /// `joined`: the rows go through a temporal join first, which brings them into the order of their time.
-fn pipeline(keys: Keys, mode: &str, joined: bool) -> String {
+pub fn pipeline(keys: Keys, mode: &str, joined: bool) -> String {
     let key = match keys {
         Keys::Text => "key: {columns: [id], format: {type: String}}",
         Keys::Json => "key: {columns: [id], format: {type: Json}}",
@@ -90,15 +90,15 @@ spec:
     )
 }
 
-const BY_COLUMN: &str = "write: {mode: Upsert, version: {policy: Column, column: version}}";
-const BY_POSITION: &str = "write: {mode: Upsert}";
+pub const BY_COLUMN: &str = "write: {mode: Upsert, version: {policy: Column, column: version}}";
+pub const BY_POSITION: &str = "write: {mode: Upsert}";
 
 #[derive(Clone, Debug)]
-struct Order {
-    id: Option<i64>,
-    version: Option<i32>,
-    time: i64,
-    partition: i32,
+pub struct Order {
+    pub id: Option<i64>,
+    pub version: Option<i32>,
+    pub time: i64,
+    pub partition: i32,
 }
 
 #[derive(Clone, Debug)]
@@ -132,7 +132,7 @@ fn key_partition(id: i64, partitions: i32) -> i32 {
 }
 
 /// The stream's records; `place` is that of a row among all of them.
-fn topics(orders: &[Order], partitions: i32, keys: Keys) -> Topics {
+pub fn topics(orders: &[Order], partitions: i32, keys: Keys) -> Topics {
     let record = |(n, order): (usize, &Order)| {
         let value = json!({"place": n, "id": order.id, "version": order.version, "time": order.time});
         let partition = match (keys, order.id) {
@@ -150,12 +150,12 @@ fn topics(orders: &[Order], partitions: i32, keys: Keys) -> Topics {
     ])
 }
 
-fn number(row: &Value, column: &str) -> i64 {
+pub fn number(row: &Value, column: &str) -> i64 {
     row["value"][column].as_i64().unwrap_or_else(|| panic!("{column} of {row}"))
 }
 
 /// What the steps of this name did in all tasks.
-fn totals_of(outcome: &Outcome, step: &str) -> Totals {
+pub fn totals_of(outcome: &Outcome, step: &str) -> Totals {
     let mut sum = Totals::default();
     for (_, totals) in outcome.totals.iter().filter(|(name, _)| name.ends_with(&format!(" {step}"))) {
         sum.rows_in += totals.rows_in;

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use millrace_core::plan::{OperatorKind, Plan};
+use millrace_plan::backfill::{Repair, repair};
 use millrace_plan::{Names, explain};
 
 use crate::{compiled, mistakes_of};
@@ -35,6 +37,11 @@ fn every_spec_has_the_plan_that_stands_beside_it() {
         for warning in &compiled.warnings {
             text.push_str(&format!("\nwarning: {warning}\n"));
         }
+        let topic = |exchange: &str| format!("shop.statuses-t1-{exchange}-repartition");
+        let of = Repair { prefix: "shop.statuses-again".to_owned(), sinks: &[], topic: &topic };
+        if let Ok(backfill) = repair(&compiled.plan, &of) {
+            text.push_str(&format!("\n-- the plan of a backfill --\n{}", explain(&backfill, Names::Full)));
+        }
         let golden = spec.with_extension("txt");
         if std::env::var_os("UPDATE").is_some() {
             std::fs::write(&golden, &text).expect("write golden file");
@@ -63,4 +70,31 @@ fn three_joins_in_a_row_are_the_same_plan_in_both_forms() {
 #[test]
 fn upserts_are_the_same_plan_in_both_forms() {
     assert_eq!(ordinal("upsert-sql.yaml"), ordinal("upsert-steps.yaml"));
+}
+
+#[test]
+fn what_cannot_be_repaired_is_said_for_each_sink() {
+    let yaml = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/upsert-steps.yaml"));
+    let appending = yaml.replacen("write: {mode: Upsert}", "write: {mode: Append}", 1);
+    let mut plan = compiled(&appending).plan;
+    let said = |plan: &Plan, sinks: &[&str]| -> Vec<String> {
+        let sinks: Vec<String> = sinks.iter().map(|s| (*s).to_owned()).collect();
+        let of = Repair { prefix: "again".to_owned(), sinks: &sinks, topic: &str::to_owned };
+        let said = repair(plan, &of).err().unwrap_or_default();
+        said.iter().map(|mistake| format!("{}: {}", mistake.path, mistake.message)).collect()
+    };
+    let appends = "appends, so that rows of a backfill would be there twice";
+    assert_eq!(said(&plan, &[]), [format!("spec.sinks: {appends}")]);
+    assert_eq!(
+        said(&plan, &["statuses", "latest", "lates"]),
+        [format!("spec.sinks[0]: {appends}"), "spec.sinks[2]: is not a sink of the Pipeline".to_owned()]
+    );
+    assert_eq!(said(&plan, &["latest"]), [""; 0]);
+    for operator in plan.stages.iter_mut().flat_map(|stage| &mut stage.operators) {
+        if let OperatorKind::Guard(guard) = &mut operator.kind {
+            guard.repairs = None;
+        }
+    }
+    let older = "was compiled by an older release, which takes no repairs";
+    assert_eq!(said(&plan, &["latest"]), [format!("spec.sinks[0]: {older}")]);
 }

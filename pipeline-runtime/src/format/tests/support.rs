@@ -25,6 +25,7 @@ pub fn stream(text: &str) -> Source {
         name: "s".into(),
         topic: "s".into(),
         start_from: StartFrom::Earliest,
+        until: Vec::new(),
         key: None,
         format: Format::Json,
         columns: columns(text),

@@ -50,7 +50,8 @@ pub fn write(job: &Job, id: &str) -> anyhow::Result<SavepointReport> {
             manifests.insert(task, manifest);
         }
     }
-    for exchange in &plan.exchanges {
+    // What a backfill has under way is none of the pipeline's: it is done again.
+    for exchange in plan.exchanges.iter().filter(|exchange| plan.writer(&exchange.name).is_some()) {
         let topic = names.repartition(&exchange.name);
         let count = known.created(&topic).with_context(|| format!("the pipeline has no topic '{topic}'"))?.partitions;
         for partition in (0..count).map(Partition) {

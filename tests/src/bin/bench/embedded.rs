@@ -10,7 +10,7 @@ use arrow::array::{ArrayRef, RecordBatch, StringArray};
 use millrace_core::ids::Timeline;
 use millrace_core::plan::{Plan, StateKind, StateLayout};
 use millrace_core::schema::{Column, DataType};
-use millrace_runtime::engine::{BATCH_RECORDS, Engine, EngineConfig, WAITING_ROWS_MAX};
+use millrace_runtime::engine::{BATCH_RECORDS, Engine, EngineConfig};
 use millrace_runtime::format::{JsonEncoder, RecordDecoder};
 use millrace_runtime::log::file::{FileLog, FileLogConfig};
 use millrace_runtime::metrics::Metrics;
@@ -73,7 +73,8 @@ fn files(plan: &Plan, dir: &Path) -> anyhow::Result<()> {
         state_dir: dir.join("state"),
         commit_interval_ms: 100,
         batch_records: BATCH,
-        waiting_rows_max: WAITING_ROWS_MAX,
+        records_per_second: None,
+        waiting_rows_max: 1 << 20,
         budget: budget(),
         isolate: false,
         storage: None,

@@ -1,0 +1,256 @@
+//! `millrace run --backfill`: a part of history, computed again.
+//!
+//! The backfill runs to its end with ids and a state of its own, and what it computes goes to the topics by which repairs come
+//! to the pipeline; the pipeline takes it while it runs, on files when it runs on. There what is to be done is pinned before
+//! it begins. On Kafka the first epoch of each task pins where it begins, and where it ends follows from a range in the past.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Context;
+use millrace_core::ids::{Partition, Timeline};
+use millrace_core::plan::{Plan, StartFrom};
+use millrace_core::totals::{DropReason, Totals};
+use millrace_crds::backfill::{Backfill, BackfillRange, BackfillSpec, OffsetRange};
+use millrace_crds::check::{self, Mistake};
+use millrace_crds::pipeline::Pipeline;
+use millrace_plan::backfill::{self, Ranges, Repair};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::run::{engine_config, stored_plan};
+use super::{Failure, Outcome, document};
+use crate::clock;
+use crate::engine::topology::Names;
+use crate::engine::{Engine, EngineConfig, Exit};
+use crate::log::Log;
+use crate::log::file::{FileLog, FileLogConfig};
+use crate::log::kafka::survey;
+use crate::metrics::Metrics;
+use crate::worker::{Job, preflight, savepoint};
+
+/// What a backfill began with, and whether it is done.
+#[derive(Serialize, Deserialize)]
+struct Pinned {
+    spec: BackfillSpec,
+    plan: Plan,
+    done: bool,
+}
+
+/// Reads a backfill of this pipeline.
+fn read_of(file: &Path, pipeline: &Pipeline) -> Result<Backfill, Failure> {
+    let mistakes = |mistakes| Failure::Mistakes(file.to_owned(), mistakes);
+    let read = check::parse_backfill(&document(file)?).map_err(mistakes)?;
+    let (own, named) = (&pipeline.metadata.name, &read.spec.pipeline_ref.name);
+    if own != named {
+        let hint = format!("give the file of Pipeline '{named}', or correct the name");
+        let value = Value::String(named.clone());
+        let message = format!("is another Pipeline than '{own}', whose file this is");
+        return Err(mistakes(vec![Mistake::new("spec.pipelineRef.name", Some(&value), message, hint)]));
+    }
+    Ok(read)
+}
+
+/// The plan of a backfill, with the ranges that it comes to now.
+fn plan(
+    file: &Path,
+    Backfill { metadata, spec, .. }: &Backfill,
+    (live, timeline): (&Plan, Timeline),
+    log: &mut dyn Log,
+) -> Result<Plan, Failure> {
+    let mistakes = |mistakes| Failure::Mistakes(file.to_owned(), mistakes);
+    let names = Names::new(&live.prefix, timeline);
+    let topic = |exchange: &str| names.repartition(exchange);
+    let prefix = format!("{}-{}", live.prefix, metadata.name);
+    let mut plan = backfill::repair(live, &Repair { prefix, sinks: &spec.sinks, topic: &topic }).map_err(mistakes)?;
+    let ranges = ranges(&plan, &spec.range, log)?.map_err(mistakes)?;
+    backfill::bound(&mut plan, &ranges);
+    Ok(plan)
+}
+
+/// A job that computes a range again, beside the pipeline of another one; and how many records it may read in a second.
+pub fn job(file: &Path, pipeline: &Pipeline, live: Job) -> Result<(Job, Option<u64>), Failure> {
+    let backfill = read_of(file, pipeline)?;
+    if let Some(to) = backfill.spec.range.to.filter(|to| to.ms() > clock::now_ms()) {
+        let hint = "end it in the past: what comes later is the pipeline's";
+        let value = Value::String(to.to_string());
+        let mistake = Mistake::new("spec.range.to", Some(&value), "lies in the future", hint);
+        return Err(Failure::Mistakes(file.to_owned(), vec![mistake]));
+    }
+    // Somebody else's range would be left out without a word.
+    reach(&live)?;
+    let id = format!("{}-{}-plan", live.plan.prefix, backfill.metadata.name);
+    let mut log = savepoint::open_log(&live, id).map_err(anyhow::Error::from)?;
+    let plan = plan(file, &backfill, (&live.plan, live.timeline), &mut log)?;
+    // Its history is its own, and it has no snapshots: it ends.
+    let plan = Arc::new(Plan { snapshots: false, ..plan });
+    Ok((Job { plan, timeline: Timeline(1), storage: None, ..live }, rate(&backfill.spec)))
+}
+
+/// The first thing that is said of a cluster that is not there is why.
+fn reach(job: &Job) -> Result<(), Failure> {
+    match survey::reach(&job.connection, &|| false) {
+        Ok(_) => Ok(()),
+        Err(refusal) => Err(Failure::Said(vec![preflight::refused(&job.connection, &refusal)])),
+    }
+}
+
+/// Runs a backfill on files to its end, unless it is done.
+pub fn local(file: &Path, (pipeline, live): (&Pipeline, &Plan), files: &FileLogConfig, stop: &AtomicBool) -> Outcome {
+    let backfill = read_of(file, pipeline)?;
+    if stored_plan(&files.state)?.is_none() {
+        let text = "run the pipeline once without --backfill, and give the --state of that run".to_owned();
+        return Err(Failure::Said(vec![text]));
+    }
+    let files = FileLogConfig { follow: false, ..files.clone() };
+    let (name, dir) = (&backfill.metadata.name, files.state.join("backfills").join(&backfill.metadata.name));
+    let mut log = FileLog::open(files).map_err(anyhow::Error::from)?;
+    let mut pinned = match read(&dir)? {
+        Some(Pinned { spec: before, .. }) if pinned_part(&before) != pinned_part(&backfill.spec) => {
+            let text = format!("backfill '{name}' was begun with another spec: give this one another name");
+            return Err(Failure::Said(vec![text]));
+        }
+        Some(pinned) if pinned.done => {
+            tracing::info!(backfill = %name, "is done already");
+            return Ok(());
+        }
+        Some(pinned) => pinned,
+        None => {
+            let plan = plan(file, &backfill, (live, Timeline(1)), &mut log)?;
+            let pinned = Pinned { spec: backfill.spec.clone(), plan, done: false };
+            write(&dir, &pinned)?;
+            pinned
+        }
+    };
+    let plan = Arc::new(pinned.plan.clone());
+    let metrics = Arc::new(Metrics::new().context("register metrics")?);
+    let config = EngineConfig { records_per_second: rate(&backfill.spec), ..engine_config(pipeline, &dir) };
+    let mut engine = Engine::start(plan, log, config, metrics).map_err(anyhow::Error::from)?;
+    engine.drain();
+    if engine.run(stop).map_err(anyhow::Error::from)? == Exit::Finished {
+        tracing::info!(backfill = %name, "{}", told(&engine));
+        pinned.done = true;
+        write(&dir, &pinned)?;
+    }
+    Ok(())
+}
+
+/// What may not change while it runs.
+fn pinned_part(spec: &BackfillSpec) -> BackfillSpec {
+    BackfillSpec { rate_limit: None, ..spec.clone() }
+}
+
+fn rate(spec: &BackfillSpec) -> Option<u64> {
+    spec.rate_limit.map(|limit| u64::from(limit.records_per_second))
+}
+
+/// What came of the records, in words.
+fn told(engine: &Engine<FileLog>) -> String {
+    let (mut read, mut late, mut dead) = (0, 0, 0);
+    for (name, totals) in engine.running().flat_map(|task| task.totals()) {
+        let Totals { rows_in, joined_late, dropped, .. } = totals;
+        let stream =
+            name.strip_prefix("source ").is_some_and(|name| backfill::streams(engine.plan()).any(|s| s.name == name));
+        read += if stream { *rows_in } else { 0 };
+        late += joined_late;
+        dead += dropped.get(&DropReason::DeadLettered).copied().unwrap_or(0);
+    }
+    format!("computed {read} records again; {late} late rows were joined, {dead} went to the dead letters")
+}
+
+/// The range of each partition of the plan's streams.
+fn ranges(plan: &Plan, range: &BackfillRange, log: &mut dyn Log) -> anyhow::Result<Result<Ranges, Vec<Mistake>>> {
+    let mut ranges = Ranges::new();
+    for stream in backfill::streams(plan) {
+        let topic = &stream.topic;
+        let partitions = log.topic(topic)?.with_context(|| format!("topic '{topic}' does not exist"))?.partitions;
+        let list = ranges.entry(stream.name.clone()).or_default();
+        for partition in 0..partitions {
+            let at = |log: &mut dyn Log, from: &StartFrom| log.start(topic, Partition(partition), from);
+            let first = at(log, &StartFrom::Earliest)?.0;
+            let (Some(from), Some(to)) = (range.from, range.to) else {
+                list.push((partition, first, first));
+                continue;
+            };
+            let begin = at(log, &StartFrom::Timestamp(from.ms()))?.0;
+            let end = at(log, &StartFrom::Timestamp(to.ms()))?.0;
+            if begin == first && first > 0 {
+                tracing::warn!(
+                    topic,
+                    partition,
+                    first,
+                    "older records were deleted: the range begins with the first one"
+                );
+            }
+            list.push((partition, begin, end.max(begin)));
+        }
+    }
+    let mut mistakes = Vec::new();
+    for (i, part) in range.offsets.iter().enumerate() {
+        if let Err((field, value, message, hint)) = take(plan, part, &mut ranges, log)? {
+            let path = format!("spec.range.offsets[{i}].{field}");
+            mistakes.push(Mistake::new(path, Some(&value), message, hint));
+        }
+    }
+    for (source, (partition, from, to)) in
+        ranges.iter().flat_map(|(source, list)| list.iter().map(move |r| (source, r)))
+    {
+        tracing::info!(source, partition, from, to, "computes again");
+    }
+    Ok(if mistakes.is_empty() { Ok(ranges) } else { Err(mistakes) })
+}
+
+/// A field, its value, what is wrong with it, and what to do.
+type Wrong = (&'static str, Value, String, String);
+
+/// Takes the offsets of one partition.
+fn take(plan: &Plan, part: &OffsetRange, ranges: &mut Ranges, log: &mut dyn Log) -> anyhow::Result<Result<(), Wrong>> {
+    let OffsetRange { source, partition, from, to } = part;
+    let stream = backfill::streams(plan).find(|stream| stream.name == *source);
+    let (Some(stream), Some(list)) = (stream, ranges.get_mut(source)) else {
+        let hint = "name a stream whose rows go to a sink that is repaired".to_owned();
+        return Ok(Err(("source", source.clone().into(), "is no stream of the backfill".to_owned(), hint)));
+    };
+    let topic = &stream.topic;
+    let count = list.len();
+    let Some(place) = list.iter_mut().find(|(other, ..)| other == partition) else {
+        let message = format!("is not a partition of topic '{topic}'");
+        return Ok(Err(("partition", (*partition).into(), message, format!("it has {count}, counted from 0"))));
+    };
+    let first = log.start(topic, Partition(*partition), &StartFrom::Earliest)?.0;
+    if *from < first {
+        let message = format!("is not in partition {partition} of topic '{topic}' any more");
+        return Ok(Err(("from", (*from).into(), message, format!("its first record has offset {first}"))));
+    }
+    let end = log.end_of(topic, Partition(*partition))?.0;
+    if *to > end {
+        let message = format!("lies behind the end of partition {partition} of topic '{topic}'");
+        return Ok(Err(("to", (*to).into(), message, format!("it ends at {end}"))));
+    }
+    *place = (*partition, *from, *to);
+    Ok(Ok(()))
+}
+
+fn pinned_file(dir: &Path) -> PathBuf {
+    dir.join("backfill.json")
+}
+
+fn read(dir: &Path) -> anyhow::Result<Option<Pinned>> {
+    let path = pinned_file(dir);
+    let text = match std::fs::read_to_string(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        read => read.with_context(|| format!("read {}", path.display()))?,
+    };
+    serde_json::from_str(&text).map(Some).with_context(|| format!("read {}", path.display()))
+}
+
+fn write(dir: &Path, pinned: &Pinned) -> anyhow::Result<()> {
+    let path = pinned_file(dir);
+    let next = path.with_extension("next");
+    let text = serde_json::to_vec_pretty(pinned).context("write what a backfill began with")?;
+    std::fs::create_dir_all(dir)
+        .and_then(|()| std::fs::write(&next, text))
+        .and_then(|()| std::fs::rename(&next, &path))
+        .with_context(|| format!("write {}", path.display()))
+}
