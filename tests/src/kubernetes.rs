@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use millrace_cluster_harness::{Cluster, image};
+use millrace_cluster_harness::{Cluster, Cut, image};
 use millrace_kafka_harness::{Kafka, Options, wait};
 use serde_json::{Value, json};
 
@@ -18,6 +18,7 @@ pub const SYSTEM: &str = "millrace-system";
 /// The chart's release.
 const RELEASE: &str = "millrace";
 const OPERATOR: &str = "deployment/millrace-operator";
+const LEASE: &str = "millrace-operator";
 const OPERATOR_PODS: &str = "app.kubernetes.io/component=operator";
 /// The listener of the world's Kafka where users show who they are. The other one asks nobody.
 const SASL: usize = 0;
@@ -111,6 +112,24 @@ impl World {
         let force = ["--grace-period=0", "--force", "--wait=false"];
         let delete = ["delete", "pod", "-n", SYSTEM, "-l", OPERATOR_PODS];
         self.cluster.kubectl(&[&delete[..], &force].concat()).map(drop)
+    }
+
+    /// The pod of the operator that leads, or led last, by the lease.
+    pub fn leader(&self) -> anyhow::Result<String> {
+        let path = "jsonpath={.spec.holderIdentity}";
+        let holder = self.cluster.kubectl(&["get", "lease", LEASE, "-n", SYSTEM, "-o", path])?;
+        // Behind the name is a number of the process.
+        let (pod, _) = holder.rsplit_once('-').with_context(|| format!("'{holder}' is no holder of a lease"))?;
+        Ok(pod.to_owned())
+    }
+
+    /// Kills the operator that leads as a node's loss would. Returns when another one leads and all are there again.
+    pub fn change_leader(&self) -> anyhow::Result<()> {
+        let former = self.leader()?;
+        self.cluster.kubectl(&["delete", "pod", "-n", SYSTEM, &former, "--grace-period=0", "--force"])?;
+        // One that ends by itself may give the lease back before another one takes it.
+        self.cluster.until("another leader", || Ok(self.leader().is_ok_and(|leader| leader != former)))?;
+        self.cluster.kubectl(&["rollout", "status", OPERATOR, "-n", SYSTEM, "--timeout=120s"]).map(drop)
     }
 
     /// Takes the operator away (0) or brings it back (1), and waits until that is so.
@@ -349,7 +368,22 @@ impl Deployed {
 
     /// SIGKILL for the process of a worker.
     pub fn kill_worker(&self, ordinal: u32) -> anyhow::Result<()> {
-        self.world.cluster.signal_container(&self.namespace, &self.pod(ordinal), "worker", "KILL")
+        self.signal_worker(ordinal, "KILL")
+    }
+
+    /// Cuts all pods of the operator off from a worker, which reaches everybody, and is reached by kubelet and by Kafka. It
+    /// ends with the value.
+    pub fn cut_off(&self, ordinal: u32) -> anyhow::Result<Cut<'static>> {
+        let cluster = &self.world.cluster;
+        let addresses = "jsonpath={.items[*].status.podIP}";
+        let operators = cluster.kubectl(&["get", "pods", "-n", SYSTEM, "-l", OPERATOR_PODS, "-o", addresses])?;
+        let worker = self.kubectl(&["get", "pod", &self.pod(ordinal), "-o", "jsonpath={.status.podIP}"])?;
+        cluster.cut(operators.split_whitespace().map(str::to_owned), &worker)
+    }
+
+    /// Sends a signal (as in `STOP`) to the process of a worker.
+    pub fn signal_worker(&self, ordinal: u32, signal: &str) -> anyhow::Result<()> {
+        self.world.cluster.signal_container(&self.namespace, &self.pod(ordinal), "worker", signal)
     }
 
     pub fn pod(&self, ordinal: u32) -> String {

@@ -23,6 +23,7 @@ pub mod external_metric;
 pub mod faulty;
 pub mod kafka;
 pub mod kubernetes;
+pub mod ledger;
 pub mod process;
 pub mod prometheus;
 pub mod proxy;

@@ -112,14 +112,20 @@ impl<'a> Prometheus<'a> {
 
     /// The series of an expression, each with its labels and its value now.
     pub fn query(&self, expression: &str) -> anyhow::Result<Vec<(Value, f64)>> {
+        let series = self.result(expression)?;
+        series.into_iter().map(|series| Ok((series["metric"].clone(), number(&series["value"])?))).collect()
+    }
+
+    /// All samples of each series of a range, as in `up[1h]`, in the order of time.
+    pub fn samples(&self, range: &str) -> anyhow::Result<Vec<Vec<f64>>> {
+        let samples = |series: &Value| series["values"].as_array().context("a matrix")?.iter().map(number).collect();
+        self.result(range)?.iter().map(samples).collect()
+    }
+
+    fn result(&self, expression: &str) -> anyhow::Result<Vec<Value>> {
         let body: String = expression.bytes().map(|byte| format!("%{byte:02X}")).collect();
         let answer = self.ask(PROMETHEUS, "POST", "/api/v1/query", &format!("query={body}"))?;
-        let result = answer["data"]["result"].as_array().context("a vector")?;
-        let series = result.iter().map(|series| {
-            let value = series["value"][1].as_str().unwrap_or_default();
-            Ok((series["metric"].clone(), value.parse::<f64>().with_context(|| format!("read '{value}'"))?))
-        });
-        series.collect()
+        answer["data"]["result"].as_array().cloned().context("a list of series")
     }
 
     /// The alerts that call somebody now: inhibited ones are not among them.
@@ -147,4 +153,10 @@ impl<'a> Prometheus<'a> {
             false => Ok(Value::Null),
         }
     }
+}
+
+/// Of a sample, which is its time and the number as text.
+fn number(sample: &Value) -> anyhow::Result<f64> {
+    let text = sample[1].as_str().unwrap_or_default();
+    text.parse().with_context(|| format!("read '{text}'"))
 }

@@ -67,8 +67,7 @@ pub struct LostPod<'a> {
 
 impl LostPod<'_> {
     fn cut(&self, change: &str) -> anyhow::Result<()> {
-        let rule = ["-w", "-t", "raw", change, "PREROUTING", "-s", &self.address, "-j", "DROP"];
-        run(self.cluster.sandbox.command("iptables").args(rule))
+        self.cluster.drop_packets(change, &["-s", &self.address])
     }
 
     /// To the container, and to the shim that started it: kubelet learns nothing of it and cannot end it.
@@ -83,6 +82,24 @@ impl Drop for LostPod<'_> {
         for undone in [self.cut("-D"), self.signal("CONT")] {
             if let Err(error) = undone {
                 eprintln!("a pod stays lost: {error:#}");
+            }
+        }
+    }
+}
+
+/// Pods that do not reach another one, until this is dropped.
+pub struct Cut<'a> {
+    cluster: &'a Cluster,
+    /// Addresses.
+    from: Vec<String>,
+    to: String,
+}
+
+impl Drop for Cut<'_> {
+    fn drop(&mut self) {
+        for from in &self.from {
+            if let Err(error) = self.cluster.drop_packets("-D", &["-s", from, "-d", &self.to]) {
+                eprintln!("{} stays cut off from {from}: {error:#}", self.to);
             }
         }
     }
@@ -339,6 +356,24 @@ impl Cluster {
         lost.cut("-I")?;
         lost.signal("STOP")?;
         Ok(lost)
+    }
+
+    /// Lets no packet from some addresses of pods arrive at another one. What that one sends arrives, and all others reach
+    /// it. It ends with the value.
+    pub fn cut(&self, from: impl IntoIterator<Item = String>, to: &str) -> anyhow::Result<Cut<'_>> {
+        let mut cut = Cut { cluster: self, from: Vec::new(), to: to.to_owned() };
+        for address in from {
+            self.drop_packets("-I", &["-s", &address, "-d", to])?;
+            cut.from.push(address);
+        }
+        ensure!(!cut.from.is_empty(), "nobody is cut off from {to}");
+        Ok(cut)
+    }
+
+    /// Inserts a rule (`-I`), or deletes it (`-D`), by which the node drops packets before it looks at them.
+    fn drop_packets(&self, change: &str, which: &[&str]) -> anyhow::Result<()> {
+        let rule = [&["-w", "-t", "raw", change, "PREROUTING"], which, &["-j", "DROP"]].concat();
+        run(self.sandbox.command("iptables").args(rule))
     }
 
     /// What all containers of a pod have said.

@@ -91,9 +91,17 @@ pub struct Writer(ThreadedProducer<FirstFailure>);
 impl Writer {
     /// Writes records in order and returns once all replicas in sync have them.
     pub fn produce(&self, topic: &str, messages: impl IntoIterator<Item = Message>) -> anyhow::Result<()> {
-        for message in messages {
-            send(&self.0, topic, &message)?;
-        }
+        self.enqueue(topic, messages)?;
+        self.delivered()
+    }
+
+    /// Takes records to write, in order, and waits for nobody: while brokers are away, what is new goes on being made.
+    pub fn enqueue(&self, topic: &str, messages: impl IntoIterator<Item = Message>) -> anyhow::Result<()> {
+        messages.into_iter().try_for_each(|message| send(&self.0, topic, &message))
+    }
+
+    /// Returns once all replicas in sync have what was taken.
+    pub fn delivered(&self) -> anyhow::Result<()> {
         // `flush` itself has a floor of 100 ms.
         wait::until("records to be delivered", DEADLINE, || Ok(self.0.in_flight_count() == 0))?;
         let first = self.0.context().0.lock().ok().and_then(|mut first| first.take());

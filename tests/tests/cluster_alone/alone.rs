@@ -15,6 +15,8 @@ use millrace_tests::scratch;
 use millrace_tests::story::Shape;
 use serde_json::{Value, json};
 
+mod ledger;
+
 #[test]
 fn etcd_comes_back_from_a_backup_and_the_operator_goes_on_above_what_the_workers_know() {
     let (mut it, cluster) = (deployed("backup", Shape::Aligned), &world().cluster);
@@ -203,7 +205,9 @@ fn a_page_is_sent_while_a_worker_is_lost_says_which_task_is_worst_and_ends_with_
     let prometheus = Prometheus::start(&it.world.cluster).unwrap();
     // The story's records say that they are of 1970: what counts here is whether tasks tell anything.
     let slo = json!({"name": "lag", "lag": {"threshold": "36500d"}, "objective": "99", "window": "7d"});
-    it.start(&[("/replicas", json!(2)), ("/slos", json!([slo]))]).unwrap();
+    // Dashboards show those of snapshots too.
+    let snapshots = it.snapshots("64Ki").unwrap();
+    it.start(&[("/replicas", json!(2)), ("/slos", json!([slo])), snapshots]).unwrap();
     it.story.generate(41);
     it.goes_on().unwrap();
     prometheus.discover().unwrap();

@@ -7,6 +7,7 @@ mod compile;
 mod control;
 mod embedded;
 mod joins;
+mod ledger;
 mod repairs;
 mod slices;
 mod upserts;
