@@ -242,7 +242,8 @@ type Lease = tokio::sync::watch::Receiver<bool>;
 /// Waits until this process is the leader, and says when another one last said that it was, milliseconds since 1970.
 async fn lead(client: &Client, namespace: &str, name: &str, identity: &str) -> anyhow::Result<(Lease, Option<i64>)> {
     let leases: Api<LeaseObject> = Api::namespaced(client.clone(), namespace);
-    let mut former_ms = renewed(&leases, name, identity).await;
+    let mut former_ms = None;
+    led_until(&leases, name, identity, &mut former_ms).await;
     let manager = LeaseManagerBuilder::new(client.clone(), name)
         .with_namespace(namespace)
         .with_identity(identity)
@@ -261,18 +262,22 @@ async fn lead(client: &Client, namespace: &str, name: &str, identity: &str) -> a
                 leads.context("wait for the lease")?;
                 break;
             }
-            _ = look.tick() => former_ms = renewed(&leases, name, identity).await.or(former_ms),
+            _ = look.tick() => led_until(&leases, name, identity, &mut former_ms).await,
         }
     }
     tracing::info!(identity, "this process leads");
     Ok((lease, former_ms))
 }
 
-/// When another one has said that it leads. What cannot be read is not known.
-async fn renewed(leases: &Api<LeaseObject>, name: &str, identity: &str) -> Option<i64> {
-    let spec = leases.get_opt(name).await.ok()??.spec?;
-    let renewed = spec.renew_time.filter(|_| spec.holder_identity.as_deref() != Some(identity))?;
-    Some(renewed.0.as_millisecond())
+/// Notes when another one last said that it leads. A lease that was given back does not tell: where nothing was noted before,
+/// somebody may have led until now. What cannot be read is not known.
+async fn led_until(leases: &Api<LeaseObject>, name: &str, identity: &str, former_ms: &mut Option<i64>) {
+    let Ok(Some(LeaseObject { spec: Some(spec), .. })) = leases.get_opt(name).await else { return };
+    match (spec.holder_identity, spec.renew_time) {
+        (Some(holder), _) if holder == identity => {}
+        (Some(_), Some(renewed)) => *former_ms = Some(renewed.0.as_millisecond()),
+        _ => *former_ms = former_ms.or_else(|| Some(clock::now().ms())),
+    }
 }
 
 /// Ends when this process leads no more. It must not act from then on, so the process ends with it.

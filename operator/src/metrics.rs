@@ -10,6 +10,9 @@ use crate::slos::{Series, Slos};
 
 const SECONDS: [f64; 12] = [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
+/// Of a look, as errors are counted: each from 0, so that the first one is seen as one.
+const STEPS: [&str; 4] = ["dereference", "apply", "savepoints", "status"];
+
 /// All metrics of the operator; names begin with `millrace_operator_`. Those about Pipelines are not about the operator.
 pub struct Metrics {
     registry: Registry,
@@ -18,7 +21,7 @@ pub struct Metrics {
     pub reconcile_seconds: HistogramVec,
     /// From what asked for a look to its begin, by lane.
     pub queue_seconds: HistogramVec,
-    /// By step: dereference, apply, status.
+    /// By step.
     pub errors: IntCounterVec,
     /// Events written, by reason.
     pub transitions: IntCounterVec,
@@ -59,10 +62,12 @@ impl Metrics {
             registry.register(Box::new(made.clone()))?;
             Ok::<_, prometheus::Error>(made)
         };
+        let errors = counters("errors_total", "Looks that failed, by step.", "step")?;
+        STEPS.iter().for_each(|step| drop(errors.with_label_values(&[step])));
         Ok(Self {
+            errors,
             reconcile_seconds: histogram("reconcile_seconds", "How long a look at a pipeline took.", "outcome")?,
             queue_seconds: histogram("queue_seconds", "How long a pipeline waited for its look.", "lane")?,
-            errors: counters("errors_total", "Looks that failed, by step.", "step")?,
             transitions: counters("transitions_total", "Changes of state, by reason.", "reason")?,
             writes: counters("writes_total", "Writes to the API server, by action.", "action")?,
             compilations: counter("compilations_total", "Specs that were compiled.")?,
