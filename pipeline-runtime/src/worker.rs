@@ -128,6 +128,15 @@ impl Running {
     }
 }
 
+/// Why a worker has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It was told to.
+    Told,
+    /// All that its backfill was to compute is computed.
+    Finished,
+}
+
 /// Runs a worker until it was told to end and has, or it cannot go on. `told_to_end` is taken back when it was heard,
 /// so that it can be said again. `ready` says whether every task of its share runs.
 pub fn run(
@@ -135,7 +144,7 @@ pub fn run(
     metrics: &Arc<Metrics>,
     ready: &AtomicBool,
     told_to_end: &AtomicBool,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Ended> {
     let stop = &Arc::new(AtomicBool::new(false));
     let Start { assignment, plan, watch, builder } = start(config)?;
     forget_timelines(config)?;
@@ -169,6 +178,7 @@ pub fn run(
         snapshots,
         threads,
         lanes: Vec::new(),
+        ended: Ended::Told,
         outcome: Ok(()),
         desk: Arc::clone(&desk),
     };
@@ -176,7 +186,7 @@ pub fn run(
     let ended = worker.serve(assignment, ready);
     stop.store(true, Ordering::Relaxed);
     worker.end_threads();
-    worker.outcome.and(ended)
+    worker.outcome.and(ended).map(|()| worker.ended)
 }
 
 /// The lanes, and what they were told.
@@ -202,6 +212,7 @@ struct Worker<'a> {
     /// Beside the lanes: the restorers', and that of the snapshots.
     threads: Vec<JoinHandle<()>>,
     lanes: Vec<Running>,
+    ended: Ended,
     /// What ended the worker, if it was not told to stop.
     outcome: anyhow::Result<()>,
     desk: Arc<Desk>,
@@ -376,10 +387,11 @@ impl Worker<'_> {
     }
 
     /// A backfill that nobody else assigns ends by itself.
-    fn finish(&self) {
+    fn finish(&mut self) {
         let lanes: Vec<LaneState> = self.lanes.iter().map(Running::state).collect();
         if self.config.assignment.is_none() && self.drained(&lanes) && !self.stop.swap(true, Ordering::Relaxed) {
             tracing::info!("all that is in the range was computed");
+            self.ended = Ended::Finished;
         }
     }
 

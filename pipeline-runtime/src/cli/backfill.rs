@@ -6,9 +6,9 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use millrace_core::ids::{Partition, Timeline};
 use millrace_core::plan::{Plan, StartFrom};
 use millrace_core::totals::{DropReason, Totals};
@@ -26,9 +26,14 @@ use crate::engine::topology::Names;
 use crate::engine::{Engine, EngineConfig, Exit};
 use crate::log::Log;
 use crate::log::file::{FileLog, FileLogConfig};
-use crate::log::kafka::survey;
+use crate::log::kafka::{KafkaLog, survey};
 use crate::metrics::Metrics;
 use crate::worker::{Job, preflight, savepoint};
+
+/// How often is looked whether the pipeline has taken all.
+const LOOK_MS: u64 = 1_000;
+/// How often it is said that it has not.
+const SAY_MS: u64 = 30_000;
 
 /// What a backfill began with, and whether it is done.
 #[derive(Serialize, Deserialize)]
@@ -86,6 +91,38 @@ pub fn job(file: &Path, pipeline: &Pipeline, live: Job) -> Result<(Job, Option<u
     // Its history is its own, and it has no snapshots: it ends.
     let plan = Arc::new(Plan { snapshots: false, ..plan });
     Ok((Job { plan, timeline: Timeline(1), storage: None, ..live }, rate(&backfill.spec)))
+}
+
+/// Waits until the pipeline has taken all that was computed: it removes what it has taken.
+pub fn wait_taken(job: &Job, stop: &AtomicBool) -> anyhow::Result<()> {
+    let mut log = savepoint::open_log(job, format!("{}-taken", job.plan.prefix))?;
+    let mut said_ms = None;
+    while !is_taken(&job.plan, &mut log)? {
+        if stop.load(Ordering::Relaxed) {
+            bail!("told to end before the pipeline has taken all that was computed; begin again to wait for it");
+        }
+        let now_ms = clock::steady_ms();
+        if said_ms.is_none_or(|said_ms| now_ms - said_ms >= SAY_MS) {
+            tracing::info!("waits until the pipeline has taken what was computed");
+            said_ms = Some(now_ms);
+        }
+        clock::pause_ms(LOOK_MS);
+    }
+    tracing::info!("the pipeline has taken all that was computed");
+    Ok(())
+}
+
+fn is_taken(plan: &Plan, log: &mut KafkaLog) -> anyhow::Result<bool> {
+    for (_, topic) in plan.repaired() {
+        let partitions = log.topic(topic)?.with_context(|| format!("topic '{topic}' is gone"))?.partitions;
+        for partition in (0..partitions).map(Partition) {
+            let range = log.range(topic, partition)?;
+            if savepoint::first(log, topic, partition, range, &mut |_| {})? {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
 }
 
 /// The first thing that is said of a cluster that is not there is why.

@@ -27,7 +27,7 @@ use crate::metrics::Metrics;
 use crate::state::StateBudget;
 use crate::storage::Storage;
 use crate::worker::preflight::Findings;
-use crate::worker::{self, Job, SetLogLevel, SnapshotRules, WorkerConfig};
+use crate::worker::{self, Ended, Job, SetLogLevel, SnapshotRules, WorkerConfig};
 
 /// Says that a pipeline takes over a prefix that was another's.
 const ADOPT: &str = "millrace.dev/adopt";
@@ -159,10 +159,15 @@ fn on_kafka(
     };
     let (metrics, ready) = (Arc::new(Metrics::new().context("register metrics")?), Arc::new(AtomicBool::new(false)));
     let _server = serve(args.metrics, &metrics, &ready)?;
-    worker::run(&config, &metrics, &ready, told_to_end).map_err(|error| match error.downcast::<Findings>() {
+    let ended = worker::run(&config, &metrics, &ready, told_to_end);
+    let ended = ended.map_err(|error| match error.downcast::<Findings>() {
         Ok(Findings(findings)) => Failure::Said(findings),
         Err(error) => Failure::Error(error),
-    })
+    })?;
+    match ended {
+        Ended::Told => Ok(()),
+        Ended::Finished => Ok(backfill::wait_taken(&config.job, told_to_end)?),
+    }
 }
 
 /// A pipeline with its cluster, and the secrets to get there.

@@ -25,7 +25,7 @@ use crate::log::kafka::connection::FETCHED_BYTES;
 use crate::log::kafka::control::ControlTopic;
 use crate::log::kafka::survey::{self, Settings};
 use crate::log::kafka::{InternalTopics, KafkaLogConfig, TRANSACTION_TIMEOUT_MS, TRIM_EVERY_MS};
-use crate::log::{Log, LogError};
+use crate::log::{Log, LogError, Record};
 use crate::snapshot::{Folder, Manifest, SAVEPOINTS};
 use crate::storage::{Storage, Store, sha256};
 
@@ -300,13 +300,25 @@ fn first_ms(
     range: Range<Offset>,
 ) -> anyhow::Result<Option<i64>> {
     let mut first_ms = None;
+    first(log, topic, partition, range, &mut |record| first_ms = record.timestamp_ms)?;
+    Ok(first_ms)
+}
+
+/// Looks at the first record of a range. False: there is none.
+pub fn first(
+    log: &mut KafkaLog,
+    topic: &str,
+    partition: Partition,
+    range: Range<Offset>,
+    look: &mut dyn FnMut(Record<'_>),
+) -> anyhow::Result<bool> {
     let read = log.read_changelog(topic, partition, range, &mut |record| {
-        first_ms = record.timestamp_ms;
+        look(record);
         Err(Found.into())
     });
     match read {
-        Err(error) if !error.is::<Found>() => Err(error),
-        _ => Ok(first_ms),
+        Err(error) if error.is::<Found>() => Ok(true),
+        read => read.map(|()| false),
     }
 }
 
