@@ -3,6 +3,20 @@
 //!
 //! API server, etcd, controllers, operator and players share the machine's cores, so every length of time has the load
 //! of all of them in it. The operator asks each worker every ten seconds, whose lag has moved each time.
+//!
+//! Each Pipeline has five SLOs, one of each kind. So the figures have in them: the slices of time that the operator asks
+//! each worker for and judges; the books, of which each Pipeline's are kept in a ConfigMap that is written every five
+//! minutes; the rules for Prometheus, in another ConfigMap, which are tens of kilobytes that caches do not keep; five more
+//! entries in each status; and a scrape of all their series every thirty seconds. Before anything is measured but the
+//! creation, the operator is replaced by one that finds the books of a whole month.
+//!
+//! | figure | what it is |
+//! | --- | --- |
+//! | resident memory | of the operator's process alone. What compiles a spec is a child with a bound of its own |
+//! | writes, steady | by the API server's audit log. Two kinds are steady: live numbers in a status, at most once a minute for each Pipeline, and books |
+//! | from an edit to the first write | between the API server's acknowledgement of both |
+//! | a look at a Pipeline, steady | wall time, most of which is waiting for its workers |
+//! | cores, steady | CPU time of the operator's process; those of who plays and of the API server are not in it |
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -11,6 +25,7 @@ use std::{env, fs, thread};
 
 use anyhow::{Context, ensure};
 use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::GroupVersionKind;
@@ -26,13 +41,15 @@ use tokio::runtime::{Builder, Runtime};
 
 use audit::{Audit, Write};
 use fleet::Fleet;
-use operator::{Operator, SYSTEM};
+use operator::{Metrics, Operator, SYSTEM};
 use table::Table;
 use workers::{WORKERS, Workers};
 
 mod audit;
+mod books;
 mod fleet;
 mod operator;
+mod slices;
 mod table;
 mod workers;
 
@@ -42,9 +59,14 @@ const NAMESPACE: &str = "scale";
 const SECRET: &str = "kafka";
 /// Pipelines that are created at once.
 const CREATED_AT_ONCE: usize = 8;
+/// SLOs of each.
+const SLOS: usize = 5;
 /// For all of them to run: each is compiled, checked by a Job, and gets about 40 writes.
 const START: Duration = Duration::from_secs(3_600);
+/// In it a part of the books is written: all of them are every 300 s, each at another time.
 const STEADY: Duration = Duration::from_secs(120);
+/// How often the operator's metrics are asked for while somebody waits for one of them.
+const ASK: Duration = Duration::from_secs(1);
 /// One after another, as a person sees the answer to one before the next.
 const EDITS: usize = 200;
 /// After so many edits the Secret changes, so that all Pipelines are looked at, and all pods are written.
@@ -100,6 +122,16 @@ struct Bench<'a> {
     runtime: Runtime,
 }
 
+/// What the operator has done since it began.
+struct Effort {
+    /// At Pipelines, and how long they took.
+    looks: f64,
+    look_seconds: f64,
+    cpu_seconds: f64,
+    /// Slices that it heard of too late.
+    unobserved: f64,
+}
+
 /// An edit that the API server has taken, in milliseconds since 1970.
 struct Edit {
     name: String,
@@ -132,7 +164,7 @@ impl<'a> Bench<'a> {
         let (client, fleet) = runtime.block_on(async {
             let client = client(cluster).await?;
             let secrets = Api::namespaced(client.clone(), NAMESPACE);
-            let fleet = Fleet::start(&client, Workers::new(secrets, &plan, count, addresses));
+            let fleet = Fleet::start(&client, Workers::new(secrets, &plan, count, addresses)?);
             Ok::<_, anyhow::Error>((client, fleet))
         })?;
         let operator = Operator::start(cluster)?;
@@ -141,17 +173,20 @@ impl<'a> Bench<'a> {
 
     fn run(&mut self, table: &mut Table) -> anyhow::Result<()> {
         self.create(table)?;
+        let created = self.operator.process.memory()?;
+        self.age()?;
         self.steady(table)?;
         self.edit_all(table)?;
         let first = self.operator.process.memory()?;
         self.restart(table)?;
         let second = self.operator.process.memory()?;
-        table.judge("resident memory, the most until then", mib(first.most), MEMORY_MIB_MAX, "MiB");
+        table.judge("resident memory, the most while they were created", mib(created.most), MEMORY_MIB_MAX, "MiB");
+        table.judge("resident memory, the most from then on", mib(first.most), MEMORY_MIB_MAX, "MiB");
         table.judge("resident memory, the most since the start", mib(second.most), MEMORY_MIB_MAX, "MiB");
         Ok(())
     }
 
-    /// Waits for a condition, while nothing ends that must not.
+    /// Waits for a condition, while nothing ends that must not, and a Prometheus scrapes.
     fn until(
         &mut self,
         what: &str,
@@ -161,9 +196,27 @@ impl<'a> Bench<'a> {
         let waited = wait::until(what, deadline, || {
             self.operator.check()?;
             self.fleet.check()?;
+            self.operator.scrape();
             condition(self)
         });
         waited.with_context(|| self.operator.last_words())
+    }
+
+    /// The same for what the operator's metrics say.
+    fn until_metrics(
+        &mut self,
+        what: &str,
+        deadline: Duration,
+        condition: impl Fn(&Metrics) -> bool,
+    ) -> anyhow::Result<()> {
+        let mut asked: Option<Instant> = None;
+        self.until(what, deadline, |bench| {
+            if asked.is_some_and(|asked| asked.elapsed() < ASK) {
+                return Ok(false);
+            }
+            asked = Some(Instant::now());
+            Ok(bench.operator.metrics().is_some_and(|metrics| condition(&metrics)))
+        })
     }
 
     fn until_ready(&mut self) -> anyhow::Result<()> {
@@ -178,10 +231,15 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Metrics of the operator by now: looks at Pipelines, and CPU seconds of the process.
-    fn effort(&self) -> anyhow::Result<(f64, f64)> {
-        let looks = self.operator.metric("millrace_operator_reconcile_seconds_count");
-        Ok((looks.context("the operator serves no metrics")?, self.operator.process.seconds()?))
+    /// What the operator has done by now.
+    fn effort(&self) -> anyhow::Result<Effort> {
+        let metrics = self.operator.metrics().context("the operator serves no metrics")?;
+        Ok(Effort {
+            looks: metrics.sum("millrace_operator_reconcile_seconds_count"),
+            look_seconds: metrics.sum("millrace_operator_reconcile_seconds_sum"),
+            cpu_seconds: self.operator.process.seconds()?,
+            unobserved: metrics.sum("millrace_operator_unobserved_slices_total"),
+        })
     }
 
     /// Creates all Pipelines and waits until they run.
@@ -209,17 +267,33 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
+    /// The operator is replaced by one that finds books of a month.
+    fn age(&mut self) -> anyhow::Result<()> {
+        part("Another operator finds the books of a month");
+        self.operator.kill()?;
+        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let filled = self.runtime.block_on(books::fill(&maps))?;
+        ensure!(filled == self.count, "{filled} Pipelines have books");
+        self.begin()?;
+        let slos = self.count * SLOS;
+        self.until_metrics("every SLO to be counted", DEADLINE, |metrics| {
+            let series = metrics.series("millrace_slo_observations_total");
+            series.filter(|observations| *observations > 0.0).count() == slos
+        })
+    }
+
     /// Nothing is done, and only lags move.
     fn steady(&mut self, table: &mut Table) -> anyhow::Result<()> {
         part(&format!("Only lags move, for {} s", STEADY.as_secs()));
-        let idle = |bench: &Self| Ok(bench.operator.metric("millrace_operator_queued") == Some(0.0));
-        self.until("nobody to wait for a look", DEADLINE, idle)?;
+        let idle = |metrics: &Metrics| metrics.sum("millrace_operator_queued") == 0.0;
+        self.until_metrics("nobody to wait for a look", DEADLINE, idle)?;
         let mut audit = Audit::from_now(self.cluster)?;
-        let (looks, cpu) = self.effort()?;
-        let (answered, begun) = (self.fleet.workers.answered(), Instant::now());
+        let before = self.effort()?;
+        let (answered, told) = (self.fleet.workers.answered(), self.fleet.workers.told());
+        let begun = Instant::now();
         self.until("the end of the measurement", 2 * STEADY, |_| Ok(begun.elapsed() >= STEADY))?;
         let writes = audit.writes()?;
-        let (looks_now, cpu_now) = self.effort()?;
+        let after = self.effort()?;
         let seconds = begun.elapsed().as_secs_f64();
         let mut by_resource = BTreeMap::<&str, usize>::new();
         writes.iter().for_each(|write| *by_resource.entry(&write.resource).or_default() += 1);
@@ -227,10 +301,18 @@ impl<'a> Bench<'a> {
         let Memory { now, .. } = self.operator.process.memory()?;
         table.judge("resident memory, steady", mib(now), MEMORY_MIB_MAX, "MiB");
         table.judge("writes, steady", writes.len() as f64 / seconds, WRITES_PER_SECOND_MAX, "a second");
-        table.tell("looks at Pipelines, steady", format!("{:.1} a second", (looks_now - looks) / seconds));
+        let books = by_resource.get("configmaps").copied().unwrap_or_default();
+        table.tell("of them books", format!("{:.2} a second", books as f64 / seconds));
+        let (looks, look_seconds) = (after.looks - before.looks, after.look_seconds - before.look_seconds);
+        table.tell("looks at Pipelines, steady", format!("{:.1} a second", looks / seconds));
+        table.tell("a look at a Pipeline, steady, mean", format!("{:.1} ms", look_seconds / looks * 1e3));
         let answered = (self.fleet.workers.answered() - answered) as f64;
         table.tell("workers that answered, steady", format!("{:.1} a second", answered / seconds));
-        table.tell("cores that the operator took, steady", format!("{:.2}", (cpu_now - cpu) / seconds));
+        let told = (self.fleet.workers.told() - told) as f64;
+        table.tell("slices that workers told of, steady", format!("{:.1} a second", told / seconds));
+        let cpu_seconds = after.cpu_seconds - before.cpu_seconds;
+        table.tell("cores that the operator took, steady", format!("{:.2}", cpu_seconds / seconds));
+        table.tell("slices that were not observed in time", format!("{:.0}", after.unobserved));
         table.tell("load of the machine then", load()?);
         Ok(())
     }
@@ -239,7 +321,7 @@ impl<'a> Bench<'a> {
     fn edit_all(&mut self, table: &mut Table) -> anyhow::Result<()> {
         part(&format!("{EDITS} edits, one after another, while a Secret changes that all Pipelines name"));
         let mut audit = Audit::from_now(self.cluster)?;
-        let ((looks, _), begun) = (self.effort()?, Instant::now());
+        let (before, begun) = (self.effort()?, Instant::now());
         let mut edits = Vec::new();
         for number in 0..EDITS {
             if number % EDITS_PER_RESYNC == 0 {
@@ -248,7 +330,7 @@ impl<'a> Bench<'a> {
             edits.push(self.edit(number)?);
         }
         let seconds = begun.elapsed().as_secs_f64();
-        let looks = self.effort()?.0 - looks;
+        let looks = self.effort()?.looks - before.looks;
         let (mut writes, mut latencies) = (Vec::new(), Vec::new());
         // The log may be a little behind the answer.
         self.until("the audit log to have every edit's first write", DEADLINE, |_| {
@@ -292,19 +374,25 @@ impl<'a> Bench<'a> {
     fn restart(&mut self, table: &mut Table) -> anyhow::Result<()> {
         part("The operator is killed with SIGKILL, and started again");
         self.operator.kill()?;
-        let begun = Instant::now();
-        self.operator = Operator::start(self.cluster)?;
-        let leads = |bench: &Self| Ok(bench.operator.metric("millrace_operator_leader") == Some(1.0));
-        self.until("the operator to lead", DEADLINE, leads)?;
-        let waited = begun.elapsed().as_secs_f64();
-        self.until("the operator to have looked at every Pipeline", START, |bench| {
-            let looked_at = bench.operator.metric("millrace_operator_pipelines_looked_at");
-            Ok(looked_at.is_some_and(|looked_at| looked_at >= bench.count as f64))
-        })?;
-        table.judge("start-up with all of them", begun.elapsed().as_secs_f64(), START_UP_SECONDS_MAX, "s");
+        let [waited, whole] = self.begin()?;
+        table.judge("start-up with all of them", whole.as_secs_f64(), START_UP_SECONDS_MAX, "s");
+        let waited = waited.as_secs_f64();
         table.tell("of it until the lease of the one that was killed is over", format!("{waited:.1} s"));
         table.tell("load of the machine then", load()?);
         Ok(())
+    }
+
+    /// Starts an operator, and says how long it took until it led and until it had looked at every Pipeline.
+    fn begin(&mut self) -> anyhow::Result<[Duration; 2]> {
+        let begun = Instant::now();
+        self.operator = Operator::start(self.cluster)?;
+        let leads = |metrics: &Metrics| metrics.sum("millrace_operator_leader") == 1.0;
+        self.until_metrics("the operator to lead", DEADLINE, leads)?;
+        let (leads, count) = (begun.elapsed(), self.count as f64);
+        self.until_metrics("the operator to have looked at every Pipeline", START, |metrics| {
+            metrics.sum("millrace_operator_pipelines_looked_at") >= count
+        })?;
+        Ok([leads, begun.elapsed()])
     }
 }
 
@@ -315,7 +403,19 @@ fn document() -> anyhow::Result<Value> {
     let of_secret = |key: &str| json!({"name": SECRET, "key": key});
     let credentials = json!({"username": of_secret("user"), "password": of_secret("password")});
     document["spec"]["kafka"]["authentication"] = json!({"scramSha512": credentials});
+    document["spec"]["slos"] = slos().into();
     Ok(document)
+}
+
+/// One of each kind, which are all good.
+fn slos() -> [Value; SLOS] {
+    [
+        json!({"name": "fresh", "freshness": {"threshold": "15s"}, "objective": "99.9"}),
+        json!({"name": "behind", "lag": {"threshold": "1m"}, "objective": "99.9"}),
+        json!({"name": "on-time", "watermarkLag": {"threshold": "1m"}, "objective": "99.9"}),
+        json!({"name": "complete", "completeness": {}, "objective": "99.99"}),
+        json!({"name": "correct", "correctness": {}, "objective": "99.9"}),
+    ]
 }
 
 /// What is there before the operator.

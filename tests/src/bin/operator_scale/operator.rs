@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use millrace_cluster_harness::Cluster;
@@ -13,6 +14,8 @@ use serde_json::json;
 
 /// Where its lease is.
 pub const SYSTEM: &str = "millrace-system";
+/// As the chart's ServiceMonitor: what is served of all SLOs is megabytes, which are made each time.
+const SCRAPE: Duration = Duration::from_secs(30);
 /// How much of its log is shown when it fails.
 const LOG_LINES: usize = 30;
 
@@ -20,6 +23,7 @@ pub struct Operator {
     child: Child,
     log: PathBuf,
     metrics: String,
+    scraped: Instant,
     pub process: Process,
 }
 
@@ -44,7 +48,7 @@ impl Operator {
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         let child = command.spawn().context("start the operator")?;
         let process = Process::of(child.id());
-        Ok(Self { child, log, metrics, process })
+        Ok(Self { child, log, metrics, scraped: Instant::now(), process })
     }
 
     /// Fails when it has ended by itself.
@@ -60,17 +64,40 @@ impl Operator {
         self.child.wait().context("wait for the operator's end").map(drop)
     }
 
-    /// The sum of a metric over all its labels; `None` while nothing is served.
-    pub fn metric(&self, name: &str) -> Option<f64> {
-        let (_, text) = http(&self.metrics, "/metrics").ok()?;
-        let of_name = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
-        text.lines().filter(of_name).map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    /// What a Prometheus does to it.
+    pub fn scrape(&mut self) {
+        if self.scraped.elapsed() >= SCRAPE {
+            self.scraped = Instant::now();
+            // One that just begins serves nothing yet.
+            let _ = http(&self.metrics, "/metrics");
+        }
+    }
+
+    /// All metrics; `None` while nothing is served.
+    pub fn metrics(&self) -> Option<Metrics> {
+        http(&self.metrics, "/metrics").ok().map(|(_, text)| Metrics(text))
     }
 
     pub fn last_words(&self) -> String {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         format!("the operator's log ends with\n{}", lines[lines.len().saturating_sub(LOG_LINES)..].join("\n"))
+    }
+}
+
+/// In Prometheus' text format.
+pub struct Metrics(String);
+
+impl Metrics {
+    /// Each series of a metric.
+    pub fn series(&self, name: &str) -> impl Iterator<Item = f64> {
+        let of_name = move |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
+        self.0.lines().filter(of_name).filter_map(|line| line.rsplit(' ').next()?.parse().ok())
+    }
+
+    /// The sum of a metric over all its labels.
+    pub fn sum(&self, name: &str) -> f64 {
+        self.series(name).sum()
     }
 }
 

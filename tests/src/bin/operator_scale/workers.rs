@@ -1,5 +1,5 @@
 //! All workers of all Pipelines in one process: each answers the control API under its own address, with the
-//! certificate of its Pipeline, as one that runs all its tasks and whose lag moves.
+//! certificate of its Pipeline, as one that runs all its tasks, whose lag moves, and that tells of it in slices.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -17,13 +17,15 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::Api;
-use millrace_core::assignment::Assignment;
+use millrace_core::assignment::{Assignment, Placement};
 use millrace_core::ids::Partition;
 use millrace_core::plan::Plan;
 use millrace_core::report::{PlanSeen, REPORT_VERSION, SourceLag, TaskReport, TaskState, WorkerReport};
+use millrace_core::slices::SlicesReport;
 use millrace_operator_core::facts::Placed;
 use millrace_operator_core::names::{CONTROL_PORT, Names, PIPELINE_LABEL};
 use millrace_runtime::control;
+use millrace_tests::shop::now_ms;
 use rustls::ServerConfig;
 use rustls::server::NoServerSessionStorage;
 use tokio::net::{TcpListener, TcpStream};
@@ -31,6 +33,7 @@ use tokio::sync::OnceCell;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
+use crate::slices::Slices;
 use crate::{NAMESPACE, index_of, name};
 
 /// Of each Pipeline.
@@ -49,9 +52,13 @@ pub struct Workers {
     /// Tasks of each stage.
     pub stages: BTreeMap<String, i32>,
     sources: Vec<String>,
+    slices: Slices,
     pipelines: Vec<Own>,
     begun: Instant,
+    /// The same moment, in milliseconds since 1970.
+    begun_ms: i64,
     answered: AtomicU64,
+    told: AtomicU64,
 }
 
 /// What the workers of one Pipeline have.
@@ -69,21 +76,30 @@ impl Own {
 }
 
 impl Workers {
-    pub fn new(secrets: Api<Secret>, plan: &Plan, pipelines: usize, addresses: Vec<Ipv4Addr>) -> Self {
-        Self {
+    pub fn new(secrets: Api<Secret>, plan: &Plan, pipelines: usize, addresses: Vec<Ipv4Addr>) -> anyhow::Result<Self> {
+        let begun_ms = now_ms()?;
+        Ok(Self {
             secrets,
             addresses,
             stages: plan.stages.iter().map(|stage| (stage.name.clone(), PARTITIONS)).collect(),
             sources: plan.sources.iter().map(|source| source.name.clone()).collect(),
+            slices: Slices::of(plan, begun_ms),
             pipelines: std::iter::repeat_with(Own::default).take(pipelines).collect(),
             begun: Instant::now(),
+            begun_ms,
             answered: AtomicU64::new(0),
-        }
+            told: AtomicU64::new(0),
+        })
     }
 
     /// How often somebody asked how a worker is.
     pub fn answered(&self) -> u64 {
         self.answered.load(Ordering::Relaxed)
+    }
+
+    /// How many slices workers have told of.
+    pub fn told(&self) -> u64 {
+        self.told.load(Ordering::Relaxed)
     }
 
     /// The address of a worker's pod.
@@ -135,15 +151,30 @@ impl Workers {
     }
 
     fn lags(&self, pipeline: usize, worker: u32) -> Vec<SourceLag> {
-        let begun_ms = self.begun.elapsed().as_millis() as i64;
+        let now_ms = self.now_ms();
         let lag = |name: &String, partition: i32| {
-            let lag_ms = (begun_ms + pipeline as i64 * 37 + i64::from(partition) * 11) % LAG_MS;
             let partition = Partition(partition);
+            let lag_ms = lag_ms(now_ms, pipeline, partition);
             let (name, lag_records, lag_ms) = (name.clone(), Some(lag_ms / 10), Some(lag_ms));
             SourceLag { name, partition, lag_records, lag_ms, ..SourceLag::default() }
         };
         let partitions = || (0..PARTITIONS).filter(move |partition| partition.unsigned_abs() % WORKERS == worker);
         self.sources.iter().flat_map(|name| partitions().map(move |partition| lag(name, partition))).collect()
+    }
+
+    fn slices(&self, pipeline: usize, worker: u32, from: i64) -> SlicesReport {
+        let follows = self.pipelines[pipeline].follows();
+        let tasks = follows.iter().flat_map(|(assignment, _)| &assignment.tasks);
+        let own = || tasks.clone().filter(|task| task.worker == worker);
+        self.slices.report(worker, from, self.now_ms(), |slice| {
+            let tell = |task: &Placement| self.slices.task(slice, pipeline, task);
+            own().filter_map(tell).collect()
+        })
+    }
+
+    /// The clock of all workers.
+    fn now_ms(&self) -> i64 {
+        self.begun_ms + self.begun.elapsed().as_millis() as i64
     }
 
     /// Answers everybody.
@@ -183,6 +214,14 @@ impl Workers {
                 let report = serde_json::to_vec(&self.report(pipeline, worker));
                 (StatusCode::OK, report.expect("texts and numbers can be written"))
             }
+            (&Method::GET, "/v1/slices") => match first_slice(&request) {
+                Some(from) => {
+                    let told = self.slices(pipeline, worker, from);
+                    self.told.fetch_add(told.slices.len() as u64, Ordering::Relaxed);
+                    (StatusCode::OK, serde_json::to_vec(&told).expect("texts and numbers can be written"))
+                }
+                None => (StatusCode::BAD_REQUEST, Vec::new()),
+            },
             (&Method::PUT, "/v1/assignment") => (self.take(pipeline, request).await, Vec::new()),
             _ => (StatusCode::NOT_FOUND, Vec::new()),
         };
@@ -214,4 +253,14 @@ impl Workers {
         config.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(Arc::new(config))
     }
+}
+
+/// How far a partition is behind at some time.
+pub fn lag_ms(now_ms: i64, pipeline: usize, partition: Partition) -> i64 {
+    (now_ms + pipeline as i64 * 37 + i64::from(partition.0) * 11) % LAG_MS
+}
+
+/// From which one on slices are asked for.
+fn first_slice(request: &Request<Incoming>) -> Option<i64> {
+    request.uri().query()?.strip_prefix("from=")?.parse().ok()
 }
