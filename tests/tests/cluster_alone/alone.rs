@@ -83,6 +83,91 @@ fn an_autoscaler_reads_and_writes_the_number_of_workers() {
 }
 
 #[test]
+fn the_operator_adds_workers_while_rows_wait_and_takes_them_away_when_none_do() {
+    /// The operator, where it chooses the number.
+    const AUTOSCALER: &str = "millrace-autoscaler";
+    // A task for each worker that there may be.
+    let mut it = Deployed::new("autoscaled", Shape::Aligned, 3).unwrap();
+    // As much as can be written, which is more than the 1,400 rows a second or so that one worker does.
+    it.story.pace = Duration::from_millis(2);
+    let mut steps = it.renamed("autoscaled")["spec"]["steps"].as_array().cloned().unwrap();
+    steps.push(dear("joined"));
+    let autoscaling = json!({
+        "mode": "Act",
+        "minReplicas": 1,
+        "maxReplicas": 3,
+        // A backlog of more than 50 s is too much for who is there.
+        "targetLag": "5s",
+        // The shortest.
+        "stabilisation": "1m",
+    });
+    let limits = json!({"resources": {"limits": {"cpu": "300m"}}});
+    it.start(&[
+        ("/steps", json!(steps)),
+        ("/sinks/0/from", json!("dear")),
+        ("/worker", limits),
+        ("/autoscaling", autoscaling),
+    ])
+    .unwrap();
+    it.story.generate(42);
+    // It is written down first, and done two seconds later.
+    let mut said = Value::Null;
+    it.until("a scaling that is written down", || {
+        said = it.object()?["status"]["autoscaling"].clone();
+        Ok(said["lastScaled"].is_object())
+    })
+    .unwrap();
+    eprintln!("{said}");
+    let more = said["desired"].as_u64().unwrap();
+    assert!((2..=3).contains(&more), "{said}");
+    let scaled = [&said["reason"], &said["lastScaled"]["from"], &said["lastScaled"]["to"]];
+    assert_eq!(scaled, [&json!("LagAboveTarget"), &json!(1), &json!(more)], "{said}");
+    assert!(said["message"].as_str().unwrap().contains("above the target of 5.0s"), "{said}");
+    assert!(said["workerRowsPerSecond"].as_u64() > Some(0), "{said}");
+    it.until("more workers", || Ok(it.object()?["spec"]["replicas"] == more)).unwrap();
+    assert_eq!(who_set_replicas(&it).unwrap(), [AUTOSCALER]);
+    // The load goes on while tasks move.
+    it.wait_scaled(more as usize).unwrap();
+    it.check().unwrap();
+
+    it.until("one worker again", || Ok(it.object()?["spec"]["replicas"] == 1)).unwrap();
+    assert_eq!(who_set_replicas(&it).unwrap(), [AUTOSCALER]);
+    it.wait_scaled(1).unwrap();
+    let events = it.events().unwrap();
+    for (reason, why) in [("ScaledUp", "above the target of 5.0s"), ("ScaledDown", "would have been enough")] {
+        let told = |line: &str| line.starts_with(reason) && line.contains(why);
+        assert!(events.lines().any(told), "{reason}: {events}");
+    }
+
+    it.apply(&[("/autoscaling/mode", json!("Disabled"))]).unwrap();
+    it.until("no word of autoscaling", || Ok(it.object()?["status"]["autoscaling"].is_null())).unwrap();
+    it.scale(2).unwrap();
+    it.wait_scaled(2).unwrap();
+    it.story.generate(42);
+    it.goes_on().unwrap();
+    it.check().unwrap();
+    assert_eq!(it.object().unwrap()["spec"]["replicas"], 2);
+    assert!(!who_set_replicas(&it).unwrap().contains(&AUTOSCALER.to_owned()), "it is a person's");
+    it.delete().unwrap();
+}
+
+/// A step that lets everything pass, and takes about 0.15 ms of a core for each row: a table of 400 by 500 cells. A lane
+/// takes 4,096 rows at once, and must tell of its lag every 10 s: with a third of a core they take 2 s.
+fn dear(from: &str) -> Value {
+    let cells = "levenshtein(repeat(CAST(id % 10 AS STRING), 400), repeat('x', 500))";
+    json!({"name": "dear", "from": from, "project": {"where": format!("{cells} > 0"), "select": ["id", "name"]}})
+}
+
+/// The managers of the field.
+fn who_set_replicas(it: &Deployed) -> anyhow::Result<Vec<String>> {
+    let get = ["get", "pipeline", &it.story.name, "--output=json", "--show-managed-fields"];
+    let object: Value = serde_json::from_str(&it.kubectl(&get)?).context("read the Pipeline")?;
+    let entries = object["metadata"]["managedFields"].as_array();
+    let own = entries.into_iter().flatten().filter(|entry| entry["fieldsV1"]["f:spec"]["f:replicas"].is_object());
+    Ok(own.map(|entry| entry["manager"].as_str().unwrap_or_default().to_owned()).collect())
+}
+
+#[test]
 fn a_lost_node_has_its_tasks_taken_and_what_comes_back_harms_nobody() {
     let mut it = deployed("lost", Shape::Repartitioned);
     let snapshots = it.snapshots("64Ki").unwrap();
