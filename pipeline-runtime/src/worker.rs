@@ -601,6 +601,9 @@ fn start(config: &WorkerConfig) -> anyhow::Result<Start> {
         None => {
             let number = match newest {
                 Some(newest) if newest.fingerprint == fingerprint => newest.plan,
+                Some(_) if plan.backfills() => bail!(
+                    "a backfill of this name was begun with another range, or with the plan of another pipeline file: go on with those, or give this one another name"
+                ),
                 Some(newest) => newest.plan + 1,
                 None => 1,
             };

@@ -83,7 +83,6 @@ pub fn job(file: &Path, pipeline: &Pipeline, live: Job) -> Result<(Job, Option<u
         let mistake = Mistake::new("spec.range.to", Some(&value), "lies in the future", hint);
         return Err(Failure::Mistakes(file.to_owned(), vec![mistake]));
     }
-    // Somebody else's range would be left out without a word.
     reach(&live)?;
     let id = format!("{}-{}-plan", live.plan.prefix, backfill.metadata.name);
     let mut log = savepoint::open_log(&live, id).map_err(anyhow::Error::from)?;
@@ -125,7 +124,7 @@ fn is_taken(plan: &Plan, log: &mut KafkaLog) -> anyhow::Result<bool> {
     Ok(true)
 }
 
-/// The first thing that is said of a cluster that is not there is why.
+/// Says what is wrong with the way to a cluster that is not reached, before anything else is asked of it.
 fn reach(job: &Job) -> Result<(), Failure> {
     match survey::reach(&job.connection, &|| false) {
         Ok(_) => Ok(()),

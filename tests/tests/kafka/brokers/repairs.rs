@@ -145,7 +145,15 @@ fn repair(name: &str, key: &str, seed: u64) -> anyhow::Result<()> {
     let taken = repaired(&live)?;
     ensure!(taken == MISSED, "{taken} of {MISSED} were taken: {}", live.log());
     live.stop()?;
-    check(kafka, &out, &greatest)
+    check(kafka, &out, &greatest)?;
+    // Another range under the same name would leave out what lies before the end of this one.
+    let text =
+        std::fs::read_to_string(file("backfill.yaml"))?.replace("2020-01-01", "2019-01-01").replace("2021", "2020");
+    std::fs::write(file("backfill.yaml"), text)?;
+    let refused = millrace_tests::story::millrace_on(&["run", "--backfill", again], &file("pipeline.yaml"));
+    let refused = refused.err().context("another range is refused")?;
+    ensure!(refused.contains("was begun with another range"), "{refused}");
+    Ok(())
 }
 
 #[test]
