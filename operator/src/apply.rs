@@ -66,13 +66,13 @@ impl Writer {
     /// Carries out one action.
     pub async fn act(&self, names: &Names, owner: &Value, action: &Action, clients: &Clients) -> anyhow::Result<()> {
         match action {
-            Action::Put { object, over } => self.put(names, object, over.as_deref()).await,
-            Action::Delete { api_version, kind, name, uid } => {
+            Action::Put { object, over } => self.put(object, over.as_deref()).await,
+            Action::Delete { api_version, kind, namespace, name, uid } => {
                 let gone = DeleteParams {
                     preconditions: Some(Preconditions { uid: Some(uid.clone()), resource_version: None }),
                     ..DeleteParams::background()
                 };
-                match self.children(names, api_version, kind).delete(name, &gone).await {
+                match self.objects(namespace, api_version, kind).delete(name, &gone).await {
                     Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
                     outcome => outcome.map(drop).with_context(|| format!("delete {kind} {name}")),
                 }
@@ -131,11 +131,8 @@ impl Writer {
         }
     }
 
-    async fn put(&self, names: &Names, object: &Value, over: Option<&str>) -> anyhow::Result<()> {
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let (api_version, kind, name) =
-            (text(&object["apiVersion"]), text(&object["kind"]), text(&object["metadata"]["name"]));
-        let api = self.children(names, &api_version, &kind);
+    async fn put(&self, object: &Value, over: Option<&str>) -> anyhow::Result<()> {
+        let (api, kind, name) = (self.of(object), text(&object["kind"]), text(&object["metadata"]["name"]));
         let mut object = object.clone();
         match over {
             Some(over) => object["metadata"]["resourceVersion"] = json!(over),
@@ -165,9 +162,8 @@ impl Writer {
     }
 
     /// What the API server would say of an object; `None`: nothing against it.
-    pub async fn dry_run(&self, names: &Names, object: &Value) -> Result<Option<String>, kube::Error> {
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let api = self.children(names, &text(&object["apiVersion"]), &text(&object["kind"]));
+    pub async fn dry_run(&self, object: &Value) -> Result<Option<String>, kube::Error> {
+        let api = self.of(object);
         let dry = PatchParams { dry_run: true, ..PatchParams::apply(FIELD_MANAGER).force() };
         match api.patch(&text(&object["metadata"]["name"]), &dry, &Patch::Apply(object)).await {
             Ok(_) => Ok(None),
@@ -271,10 +267,15 @@ impl Writer {
         Ok(())
     }
 
-    pub fn children(&self, names: &Names, api_version: &str, kind: &str) -> Api<DynamicObject> {
+    /// Where an object is written that is about to be.
+    fn of(&self, object: &Value) -> Api<DynamicObject> {
+        self.objects(&text(&object["metadata"]["namespace"]), &text(&object["apiVersion"]), &text(&object["kind"]))
+    }
+
+    fn objects(&self, namespace: &str, api_version: &str, kind: &str) -> Api<DynamicObject> {
         let plural = CHILDREN.iter().chain([&PROMETHEUS_RULE]).find(|(_, of, _)| *of == kind);
         let plural = plural.map_or("", |(.., plural)| plural);
-        Api::namespaced_with(self.client.clone(), &names.namespace, &resource(api_version, kind, plural))
+        Api::namespaced_with(self.client.clone(), namespace, &resource(api_version, kind, plural))
     }
 
     fn pipelines(&self, names: &Names) -> Api<DynamicObject> {
@@ -288,6 +289,10 @@ impl Writer {
     fn secrets(&self, names: &Names) -> Api<Secret> {
         Api::namespaced(self.client.clone(), &names.namespace)
     }
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
 }
 
 fn former(secret: &Secret) -> Option<Former> {

@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use kube::api::DynamicObject;
 use kube::runtime::watcher::Event;
-use millrace_operator_core::names::{COMPONENT_LABEL, Names, PIPELINE_LABEL, RULES};
+use millrace_operator_core::names::{
+    ABOUT_NAMESPACE_LABEL, ABOUT_PIPELINE_LABEL, COMPONENT_LABEL, Names, PIPELINE_LABEL, RULES,
+};
 use millrace_operator_core::render;
 use serde_json::{Value, json};
 
@@ -36,6 +38,9 @@ pub enum Subject {
     Savepoints,
     /// Objects with our label, of one kind.
     Children,
+    /// Rules in the operator's namespace, of one kind. Labels say which Pipeline they are about, who may be in any namespace
+    /// that is looked after; nobody else may write there.
+    Rules,
     /// Metadata of all Secrets, since those that specs name have no label of ours.
     Secrets,
 }
@@ -100,12 +105,12 @@ impl Cache {
         self.watches().iter().map(|watch| watch.newest).max().unwrap_or_default()
     }
 
-    /// All Pipelines, and those that Savepoints name although they are not there.
+    /// All Pipelines, and those that Savepoints name or that rules are about although they are not there.
     pub fn all(&self) -> BTreeSet<Key> {
         let watches = self.watches();
-        let looked_at = [Subject::Pipelines, Subject::Savepoints];
-        let of_both = watches.iter().filter(|watch| looked_at.contains(&watch.subject));
-        of_both.flat_map(|watch| watch.objects.keys().map(|(key, _)| key.clone())).collect()
+        let looked_at = [Subject::Pipelines, Subject::Savepoints, Subject::Rules];
+        let of_these = watches.iter().filter(|watch| looked_at.contains(&watch.subject));
+        of_these.flat_map(|watch| watch.objects.keys().map(|(key, _)| key.clone())).collect()
     }
 
     /// How many Pipelines there are.
@@ -125,13 +130,18 @@ impl Cache {
             let secret = Key { namespace: key.namespace.clone(), name };
             self.single(Subject::Secrets, &secret, |kept| Arc::clone(&kept.text))
         });
-        let texts: Vec<Arc<str>> = self.own(key).into_iter().chain(secrets).collect();
+        let texts: Vec<Arc<str>> = self.own(Subject::Children, key).into_iter().chain(secrets).collect();
         texts.iter().map(|text| object(text)).collect()
     }
 
-    fn own(&self, key: &Key) -> Vec<Arc<str>> {
+    /// What the operator's namespace has of rules about a Pipeline, whether that is there or not.
+    pub fn rules(&self, key: &Key) -> Vec<Value> {
+        self.own(Subject::Rules, key).iter().map(|text| object(text)).collect()
+    }
+
+    fn own(&self, subject: Subject, key: &Key) -> Vec<Arc<str>> {
         let watches = self.watches();
-        let of_kinds = watches.iter().filter(|watch| watch.subject == Subject::Children);
+        let of_kinds = watches.iter().filter(|watch| watch.subject == subject);
         let own = of_kinds.flat_map(|watch| {
             let from = watch.objects.range((key.clone(), String::new())..);
             from.take_while(|((owner, _), _)| owner == key).map(|(_, kept)| Arc::clone(&kept.text))
@@ -249,7 +259,9 @@ impl Watch {
         metadata.managed_fields = None;
         drop(metadata.annotations.as_mut().map(|annotations| annotations.remove(LAST_APPLIED)));
         let (namespace, name) = (metadata.namespace.clone()?, metadata.name.clone()?);
-        let owner = metadata.labels.as_ref().and_then(|labels| labels.get(PIPELINE_LABEL)).cloned();
+        let label = |name: &str| metadata.labels.as_ref().and_then(|labels| labels.get(name)).cloned();
+        let owner = label(PIPELINE_LABEL);
+        let about = label(ABOUT_NAMESPACE_LABEL).zip(label(ABOUT_PIPELINE_LABEL));
         let version = metadata.resource_version.clone().unwrap_or_default();
         let mut restores = None;
         let (at, mark, names) = match self.subject {
@@ -265,6 +277,10 @@ impl Watch {
                 ((Key { namespace, name: of }, name), version, Vec::new())
             }
             Subject::Children => ((Key { namespace, name: owner? }, name), version, Vec::new()),
+            Subject::Rules => {
+                let (namespace, pipeline) = about?;
+                ((Key { namespace, name: pipeline }, name), version, Vec::new())
+            }
             Subject::Secrets => {
                 let owner = owner.filter(|owner| is_made_for(&namespace, owner, &name));
                 ((Key { namespace, name }, String::new()), version, owner.into_iter().collect())
@@ -291,7 +307,7 @@ impl Watch {
                 let savepoint = Key { namespace: key.namespace.clone(), name: name.clone() };
                 Change::Savepoint { pipeline: key.clone(), savepoint }
             }
-            (Subject::Children, _) => Change::Child(key.clone()),
+            (Subject::Children | Subject::Rules, _) => Change::Child(key.clone()),
             (Subject::Secrets, Some(owner)) => Change::Child(Key { name: owner.clone(), ..key.clone() }),
             (Subject::Secrets, None) => Change::Secret(key.clone()),
         }
@@ -391,6 +407,25 @@ mod tests {
         let change = Change::Savepoint { pipeline: key(""), savepoint: key("imported") };
         assert_eq!(cache.take(savepoints, Event::Apply(imported)), [change]);
         assert_eq!(cache.savepoints(&key("")).len(), 1);
+    }
+
+    #[test]
+    fn rules_concern_the_pipeline_that_they_are_about_whether_it_is_there_or_not() {
+        let cache = Cache::default();
+        let (maps, rules) = (cache.register(Subject::Children), cache.register(Subject::Rules));
+        let mut object = object("ConfigMap", "shop.a-rules", "", "1");
+        let about = [(ABOUT_NAMESPACE_LABEL, "shop"), (ABOUT_PIPELINE_LABEL, "a"), (COMPONENT_LABEL, RULES)];
+        object.metadata.labels = Some(about.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+        object.metadata.namespace = Some("system".to_owned());
+        object.data = json!({"data": {"rules.yaml": "long"}});
+        assert!(cache.take(maps, Event::Apply(object.clone())).is_empty(), "it belongs to no Pipeline");
+        assert_eq!(cache.take(rules, Event::Apply(object)), [Change::Child(key("a"))]);
+        assert_eq!(cache.all().into_iter().collect::<Vec<_>>(), [key("a")]);
+        assert!(cache.children(&key("a")).is_empty());
+        let kept = cache.rules(&key("a"));
+        assert_eq!((kept.len(), &kept[0]["metadata"]["namespace"]), (1, &json!("system")));
+        assert!(kept[0]["data"].is_null(), "they are large");
+        assert!(cache.rules(&Key { namespace: "system".to_owned(), name: "a".to_owned() }).is_empty());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, ListParams, PartialObjectMeta, TypeMeta};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
-use millrace_operator_core::names::PIPELINE_LABEL;
+use millrace_operator_core::names::{ABOUT_NAMESPACE_LABEL, PIPELINE_LABEL};
 use millrace_operator_core::render::PROMETHEUS_RULE;
 use tokio::sync::mpsc::Receiver;
 use tokio::task::JoinSet;
@@ -93,6 +93,26 @@ impl Controller {
             }
             self.watch_one(tasks, namespace, resource("v1", "Secret", "secrets"), Subject::Secrets, own);
         }
+        self.watch_rules(tasks);
+    }
+
+    /// Those in the operator's own namespace, also where they are not to be: the chart may have said otherwise. Of those
+    /// that are about other namespaces another operator takes care.
+    fn watch_rules(&self, tasks: &mut JoinSet<anyhow::Result<()>>) {
+        let settings = &self.reconciler.settings;
+        if settings.namespace.is_empty() {
+            return;
+        }
+        let about = match self.namespaces.as_slice() {
+            [] => ABOUT_NAMESPACE_LABEL.to_owned(),
+            namespaces => format!("{ABOUT_NAMESPACE_LABEL} in ({})", namespaces.join(",")),
+        };
+        let config = watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE).labels(&about);
+        let kinds = [("v1", "ConfigMap", "configmaps"), PROMETHEUS_RULE];
+        for (api_version, kind, plural) in &kinds[..1 + usize::from(settings.rules.prometheus_rules())] {
+            let resource = resource(api_version, kind, plural);
+            self.watch_one(tasks, Some(&settings.namespace), resource, Subject::Rules, config.clone());
+        }
     }
 
     /// Each stream has a back-off of its own: one that is broken keeps no other from going on.
@@ -122,7 +142,7 @@ impl Controller {
                 };
                 watcher(api, config).map_ok(move |event| mapped(event, whole)).boxed()
             }
-            Subject::Pipelines | Subject::Savepoints | Subject::Children => {
+            Subject::Pipelines | Subject::Savepoints | Subject::Children | Subject::Rules => {
                 let api: Api<DynamicObject> = match namespace {
                     Some(namespace) => Api::namespaced_with(client, namespace, &resource),
                     None => Api::all_with(client, &resource),

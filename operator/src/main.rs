@@ -206,9 +206,10 @@ async fn settings(args: &RunArgs, client: &Client) -> anyhow::Result<Settings> {
     let text = text.with_context(|| format!("read {}", args.config.display()))?;
     let mut settings: Settings =
         serde_saphyr::from_str(&text).with_context(|| format!("read {}", args.config.display()))?;
+    settings.namespace = args.leader_election_namespace.clone().unwrap_or_default();
     ensure!(
-        settings.rules.namespace == RulesNamespace::Pipeline,
-        "rules.namespace: Operator is not available in this version: use Pipeline"
+        settings.rules.namespace == RulesNamespace::Pipeline || !settings.namespace.is_empty(),
+        "rules.namespace is Operator, and nobody says which one that is: give --leader-election-namespace"
     );
     if settings.rules.prometheus_rule == PrometheusRule::Auto {
         let served = match client.list_api_group_resources(PROMETHEUS_RULE.0).await {

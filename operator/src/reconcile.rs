@@ -93,7 +93,7 @@ impl Reconciler {
     pub async fn reconcile(&self, key: &Key, lane: Lane) -> anyhow::Result<Option<Duration>> {
         let Some(pipeline) = self.cache.pipeline(key) else {
             self.gone(key).await;
-            return self.alone(key).await.inspect_err(|_| self.failed("savepoints"));
+            return self.alone(key).await.inspect_err(|_| self.failed("alone"));
         };
         let (observed, read) =
             self.dereference(key, pipeline, lane).await.inspect_err(|_| self.failed("dereference"))?;
@@ -116,7 +116,8 @@ impl Reconciler {
     /// Everything that a decision depends on, and what of the objects was read.
     async fn dereference(&self, key: &Key, pipeline: Value, lane: Lane) -> anyhow::Result<(Observed, Read)> {
         let (children, savepoints) = (self.cache.children(key), self.cache.savepoints(key));
-        let objects = Observed { pipeline, children, savepoints, ..Observed::default() };
+        let rules = self.cache.rules(key);
+        let objects = Observed { pipeline, children, rules, savepoints, ..Observed::default() };
         let facts = Facts::of(&objects);
         let version = |name: String| {
             let version = self.cache.secret(&Key { name: name.clone(), ..key.clone() });
@@ -299,7 +300,7 @@ impl Reconciler {
         if let Some((_, admission)) = known.filter(|(of, _)| *of == digest) {
             return Ok(admission);
         }
-        let said = self.writer.dry_run(&facts.names, &candidate).await.context("try the pods out")?;
+        let said = self.writer.dry_run(&candidate).await.context("try the pods out")?;
         let admission = said.map_or(Admission::Accepted, Admission::Refused);
         self.with(key, |memory| memory.admission = Some((digest, admission.clone())));
         Ok(admission)
@@ -345,13 +346,14 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Looks at the Savepoints of a Pipeline that is not there, or at those that were imported.
+    /// Looks at the Savepoints of a Pipeline that is not there, or at those that were imported; and at rules that are left
+    /// of one.
     async fn alone(&self, key: &Key) -> anyhow::Result<Option<Duration>> {
-        let savepoints = self.cache.savepoints(key);
-        if savepoints.is_empty() {
+        let (savepoints, rules) = (self.cache.savepoints(key), self.cache.rules(key));
+        if savepoints.is_empty() && rules.is_empty() {
             return Ok(None);
         }
-        let decision = decide_alone(&savepoints, clock::now());
+        let decision = decide_alone(&savepoints, &rules, clock::now());
         let names = Names { namespace: key.namespace.clone(), pipeline: key.name.clone(), uid: String::new() };
         self.apply(&names, &decision).await?;
         self.status(key, &names, &decision).await?;

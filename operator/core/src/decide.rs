@@ -25,11 +25,11 @@ use millrace_crds::timestamp::Timestamp;
 use serde_json::Value;
 
 use crate::decision::{Action, Decision, Event};
-use crate::facts::{Applied, Facts, Restored};
+use crate::facts::{Applied, Facts, Restored, text};
 use crate::names::{FINALIZER, RENDERED, SUBJECT};
 use crate::observed::Observed;
 use crate::render::{PROMETHEUS_RULE, Run, Source};
-use crate::settings::Settings;
+use crate::settings::{RulesNamespace, Settings};
 use crate::status::{self, Outlook, Spoken};
 use restore::Wish;
 use savepoints::Said;
@@ -46,7 +46,6 @@ mod savepoints;
 mod validate;
 
 pub use preflight::backoff_ms;
-pub use savepoints::decide_alone;
 pub use validate::{annotations, spec_of};
 
 /// How often a pipeline is looked at although nothing has changed.
@@ -94,6 +93,14 @@ pub fn decide_on(facts: &Facts<'_>, settings: &Settings, now: Timestamp) -> Deci
     let (status, later_ms) = status::worth_writing(facts, status, now);
     let again_ms = [again_ms, later_ms].into_iter().flatten().min().unwrap_or(RESYNC_MS);
     Decision { actions, status, events, again_ms: Some(again_ms) }
+}
+
+/// Decides where there is no such Pipeline: about its Savepoints, those too that were imported and that no Pipeline has
+/// looked at, and about rules in the operator's namespace, which nobody else removes.
+pub fn decide_alone(savepoints: &[Value], rules: &[Value], now: Timestamp) -> Decision {
+    let mut decision = savepoints::alone(savepoints, now);
+    decision.actions.extend(rules.iter().map(deletion_of));
+    decision
 }
 
 /// What is said of the spec. While it is compiled, what was found of the same generation before stays true, so that an
@@ -180,23 +187,27 @@ impl<'a> Round<'a> {
 
     /// Prometheus watches what the spec says, also while the pipeline does not run. Rules are large, so that caches do not
     /// keep them, and they are not made anew at each look: what they were made from is written at them.
+    ///
+    /// What is somewhere else than the chart says now, or of a kind that it does not want, goes.
     fn keep_rules(&mut self) {
         let Ok(pipeline) = &self.facts.parsed else { return };
-        let (rules, name) = (&self.settings.rules, self.facts.names.rules());
-        if !rules.enabled {
-            let left = self.facts.child("ConfigMap", &name);
-            return left.into_iter().for_each(|left| self.delete(left));
-        }
-        let subject = self.source.rules_subject(&pipeline.spec.slos);
-        let lacks = |kind: &str| {
-            let there = self.facts.child(kind, &name);
-            there.is_none_or(|there| there["metadata"]["annotations"][SUBJECT] != subject.as_str())
+        let (rules, slos) = (&self.settings.rules, &pipeline.spec.slos);
+        let name = self.facts.names.rules(rules.namespace);
+        let kinds = [("ConfigMap", rules.enabled), (PROMETHEUS_RULE.1, rules.prometheus_rules())];
+        let is_wanted = |(place, object): &(RulesNamespace, &Value)| {
+            let of_kind = kinds.iter().any(|(kind, wanted)| *wanted && object["kind"] == *kind);
+            of_kind && *place == rules.namespace && object["metadata"]["name"] == name.as_str()
         };
-        let (map, own) = (lacks("ConfigMap"), rules.prometheus_rules() && lacks(PROMETHEUS_RULE.1));
-        if map || own {
-            let made = self.source.rules(&pipeline.spec.slos, &subject);
-            made.into_iter().zip([map, own]).filter(|(_, lacks)| *lacks).for_each(|(object, _)| self.put_over(object));
+        let (kept, left): (Vec<_>, Vec<_>) = self.facts.rules().partition(is_wanted);
+        let there = |kind: &str| kept.iter().map(|(_, object)| *object).find(|object| object["kind"] == kind);
+        let subject = self.source.rules_subject(slos);
+        let is_new = |object: &Value| object["metadata"]["annotations"][SUBJECT] == subject.as_str();
+        let lacks = kinds.map(|(kind, wanted)| wanted && !there(kind).is_some_and(is_new));
+        if lacks.contains(&true) {
+            let made = self.source.rules(slos, &subject).into_iter().zip(kinds).zip(lacks);
+            made.filter(|(_, lacks)| *lacks).for_each(|((object, (kind, _)), _)| self.put_over(object, there(kind)));
         }
+        left.into_iter().for_each(|(_, object)| self.delete(object));
     }
 
     fn desired(&mut self, verdict: &Verdict<'_>) {
@@ -250,7 +261,7 @@ impl<'a> Round<'a> {
             if !self.restores(wanted, false, subject, &run) {
                 return;
             }
-            self.put_over(self.source.stateful_set(&run, 0));
+            self.put_anyway(self.source.stateful_set(&run, 0));
             let accepts = wanted.accepts(&valid.compiled.state_fingerprint);
             let history = (*timeline, wanted.restored(self));
             return self.apply_plan(valid, newest.map_or(0, |newest| newest.plan) + 1, accepts, history);
@@ -264,7 +275,7 @@ impl<'a> Round<'a> {
         // Over the version that was judged, as with any plan; one that is not seen may be there, with pods of another plan.
         let set = self.facts.stateful_set.as_ref().map(|set| &set.value);
         let there = set.filter(|set| set.plan == run.history()).map_or(0, |set| set.replicas);
-        self.put_over(self.source.stateful_set(&run, there));
+        self.put_anyway(self.source.stateful_set(&run, there));
         let plan = match newest {
             Some(newest) if newest.fingerprint == valid.compiled.fingerprint => newest.plan,
             newest => newest.map_or(0, |newest| newest.plan) + 1,
@@ -335,7 +346,7 @@ impl<'a> Round<'a> {
         };
         // Over the version that has no pods, even where it has this template already: were it an old one, the plan would not be
         // applied either.
-        self.put_over(self.source.stateful_set(&run, 0));
+        self.put_anyway(self.source.stateful_set(&run, 0));
         self.apply_plan(valid, plan, accepts, history);
     }
 
@@ -425,14 +436,20 @@ impl<'a> Round<'a> {
     fn put(&mut self, object: Value) {
         let rendered = |object: &Value| object["metadata"]["annotations"][RENDERED].clone();
         let is_there = |seen| rendered(seen) == rendered(&object) && !drifted(&object, seen);
-        if !self.seen(&object).is_some_and(is_there) {
-            self.put_over(object);
+        let seen = self.seen(&object);
+        if !seen.is_some_and(is_there) {
+            self.put_over(object, seen);
         }
     }
 
     /// A write even of what is there already: then nothing is changed, and the API server says if it is there no more.
-    fn put_over(&mut self, object: Value) {
+    fn put_anyway(&mut self, object: Value) {
         let seen = self.seen(&object);
+        self.put_over(object, seen);
+    }
+
+    /// A write over what was seen.
+    fn put_over(&mut self, object: Value, seen: Option<&Value>) {
         let over = seen.map(|seen| seen["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned());
         let id = |object: &Value| (object["kind"].clone(), object["metadata"]["name"].clone());
         // Twice over the same version, the second would be refused.
@@ -446,13 +463,7 @@ impl<'a> Round<'a> {
     }
 
     fn delete(&mut self, object: &Value) {
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        self.actions.push(Action::Delete {
-            api_version: text(&object["apiVersion"]),
-            kind: text(&object["kind"]),
-            name: text(&object["metadata"]["name"]),
-            uid: text(&object["metadata"]["uid"]),
-        });
+        self.actions.push(deletion_of(object));
     }
 
     fn again_in(&mut self, ms: u64) {
@@ -471,6 +482,16 @@ impl<'a> Round<'a> {
         self.outlook.stall("SecretMissing", message, "create it; the pipeline goes on by itself");
         self.outlook.unreachable = true;
         true
+    }
+}
+
+fn deletion_of(object: &Value) -> Action {
+    Action::Delete {
+        api_version: text(&object["apiVersion"]),
+        kind: text(&object["kind"]),
+        namespace: text(&object["metadata"]["namespace"]),
+        name: text(&object["metadata"]["name"]),
+        uid: text(&object["metadata"]["uid"]),
     }
 }
 

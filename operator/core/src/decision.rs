@@ -28,6 +28,7 @@ pub enum Action {
     Delete {
         api_version: String,
         kind: String,
+        namespace: String,
         name: String,
         uid: String,
     },

@@ -17,8 +17,9 @@ use crate::names::{
     ATTEMPT, COMPONENT_LABEL, FINALIZER, Names, PLAN_LABEL, SUBJECT, TEMPLATE_LABEL, UID_LABEL, WORKER, history,
 };
 use crate::observed::Observed;
-use crate::render::Run;
+use crate::render::{PROMETHEUS_RULE, Run};
 use crate::savepoint::{Saved, savepoints};
+use crate::settings::RulesNamespace;
 
 /// What was applied last: the operator's memory, in a ConfigMap. A spec that came later and is not valid, or whose state
 /// does not fit, changes nothing of it.
@@ -272,6 +273,14 @@ impl<'a> Facts<'a> {
     /// The object of a kind with a name.
     pub fn child(&self, kind: &str, name: &str) -> Option<&'a Value> {
         self.children().find(|object| object["kind"] == kind && object["metadata"]["name"] == name)
+    }
+
+    /// The objects with rules about it, each with whose namespace it is in.
+    pub fn rules(&self) -> impl Iterator<Item = (RulesNamespace, &'a Value)> {
+        let name = self.names.rules(RulesNamespace::Pipeline);
+        let own = ["ConfigMap", PROMETHEUS_RULE.1].map(|kind| self.child(kind, &name));
+        let own = own.into_iter().flatten().map(|object| (RulesNamespace::Pipeline, object));
+        own.chain(self.observed.rules.iter().map(|object| (RulesNamespace::Operator, object)))
     }
 
     /// Whether something is left of a former Pipeline of this name.

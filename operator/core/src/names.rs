@@ -3,6 +3,8 @@
 use millrace_core::ids::Timeline;
 use serde_json::{Value, json};
 
+use crate::settings::RulesNamespace;
+
 /// The manager of every field that the operator sets, for server-side apply.
 pub const FIELD_MANAGER: &str = "millrace-operator";
 /// The manager of `replicas` where the operator chooses them.
@@ -11,6 +13,9 @@ pub const AUTOSCALER: &str = "millrace-autoscaler";
 pub const PIPELINE_LABEL: &str = "millrace.dev/pipeline";
 /// Says which one of that name: what a former Pipeline has left is none of ours.
 pub const UID_LABEL: &str = "millrace.dev/pipeline-uid";
+/// Say which Pipeline an object in the operator's namespace is about.
+pub const ABOUT_NAMESPACE_LABEL: &str = "millrace.dev/about-namespace";
+pub const ABOUT_PIPELINE_LABEL: &str = "millrace.dev/about-pipeline";
 /// What an object is for.
 pub const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
 /// Digest of the pod template that a pod was made from.
@@ -85,9 +90,13 @@ impl Names {
         format!("{}-slos", self.pipeline)
     }
 
-    /// Prometheus' rules about it.
-    pub fn rules(&self) -> String {
-        format!("{}-rules", self.pipeline)
+    /// Prometheus' rules about it. A namespace has no dot in its name, so that no two Pipelines share one; and no object of
+    /// ours has one but these. It has 110 characters at most, and may have 253.
+    pub fn rules(&self, place: RulesNamespace) -> String {
+        match place {
+            RulesNamespace::Pipeline => format!("{}-rules", self.pipeline),
+            RulesNamespace::Operator => format!("{}.{}-rules", self.namespace, self.pipeline),
+        }
     }
 
     pub fn plan(&self, fingerprint: &str) -> String {
@@ -126,6 +135,19 @@ impl Names {
             COMPONENT_LABEL: component,
             PIPELINE_LABEL: self.pipeline,
             UID_LABEL: self.uid,
+        })
+    }
+
+    /// Labels of an object in the operator's namespace. None says that it belongs to a Pipeline: who looks for what does
+    /// would take it for one of a Pipeline of that namespace.
+    pub fn labels_about(&self, component: &str) -> Value {
+        json!({
+            "app.kubernetes.io/name": "millrace",
+            "app.kubernetes.io/instance": self.pipeline,
+            "app.kubernetes.io/managed-by": "millrace",
+            COMPONENT_LABEL: component,
+            ABOUT_NAMESPACE_LABEL: self.namespace,
+            ABOUT_PIPELINE_LABEL: self.pipeline,
         })
     }
 

@@ -15,6 +15,8 @@ pub struct Observed {
     pub pipeline: Value,
     /// Every object with the Pipeline's label: StatefulSet, Pods, Jobs, ConfigMaps, Secrets (metadata only), and so on.
     pub children: Vec<Value>,
+    /// Rules about it in the operator's namespace, which belong to nobody there. They are there with or without a Pipeline.
+    pub rules: Vec<Value>,
     /// Savepoints of the Pipeline, and the one that its spec restores.
     pub savepoints: Vec<Value>,
     /// Resource versions of the Secrets that the spec names; `None` where there is no such Secret.

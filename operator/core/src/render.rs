@@ -17,7 +17,7 @@ use crate::names::{
     RULES, SAVE, SUBJECT, TEMPLATE_LABEL, VERIFY, WORKER, digest, history,
 };
 use crate::rules::{self, RulesOf, SloRule};
-use crate::settings::Settings;
+use crate::settings::{RulesNamespace, Settings};
 
 pub mod template;
 
@@ -121,6 +121,7 @@ impl Errand {
 }
 
 impl Source<'_> {
+    /// An object of the Pipeline's.
     fn object(&self, api_version: &str, kind: &str, name: &str, component: &str, body: Value) -> Value {
         let mut object = json!({
             "apiVersion": api_version,
@@ -137,6 +138,21 @@ impl Source<'_> {
                     "controller": true,
                     "blockOwnerDeletion": true,
                 }],
+            },
+        });
+        template::merge(&mut object, &body);
+        stamped(object)
+    }
+
+    /// Rules in the operator's namespace. Owners are of the same one, so that it has none.
+    fn rules_about(&self, api_version: &str, kind: &str, body: Value) -> Value {
+        let mut object = json!({
+            "apiVersion": api_version,
+            "kind": kind,
+            "metadata": {
+                "name": self.names.rules(RulesNamespace::Operator),
+                "namespace": self.settings.namespace,
+                "labels": self.names.labels_about(RULES),
             },
         });
         template::merge(&mut object, &body);
@@ -245,7 +261,6 @@ impl Source<'_> {
         self.object("v1", "ConfigMap", &self.names.assignment(), "assignment", body)
     }
 
-    /// The books of the SLOs, as text.
     /// Prometheus' rules about the Pipeline: for any Prometheus, and for the Prometheus Operator.
     pub fn rules(&self, slos: &[Slo], subject: &str) -> [Value; 2] {
         let settings = &self.settings.rules;
@@ -255,7 +270,12 @@ impl Source<'_> {
         let metadata = json!({"labels": settings.labels, "annotations": {SUBJECT: subject}});
         let object = |(api_version, kind, _): (&str, &str, &str), field: &str, value: Value| {
             let body = json!({"metadata": metadata, field: value});
-            self.object(api_version, kind, &self.names.rules(), RULES, body)
+            match settings.namespace {
+                RulesNamespace::Pipeline => {
+                    self.object(api_version, kind, &self.names.rules(settings.namespace), RULES, body)
+                }
+                RulesNamespace::Operator => self.rules_about(api_version, kind, body),
+            }
         };
         let map = object(("v1", "ConfigMap", ""), "data", json!({RULES_FILE: groups.to_string()}));
         [map, object(PROMETHEUS_RULE, "spec", groups)]
@@ -266,6 +286,7 @@ impl Source<'_> {
         digest(&json!([env!("CARGO_PKG_VERSION"), slos, self.settings.rules]))
     }
 
+    /// The books of the SLOs, as text.
     pub fn books(&self, text: &str) -> Value {
         let body = json!({"data": {BOOKS: text}});
         self.object("v1", "ConfigMap", &self.names.slos(), "slos", body)

@@ -26,6 +26,9 @@ pub struct Settings {
     /// Which cluster this is: the uid of the namespace kube-system. Read there where the file does not say.
     #[serde(default)]
     pub cluster_id: String,
+    /// The operator's own namespace; the shell knows it. Empty: it is in none.
+    #[serde(skip)]
+    pub namespace: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -57,6 +57,11 @@ impl Api {
         Self { now_ms, ..Self::default() }
     }
 
+    /// Of the last write.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
     pub fn now(&self) -> Timestamp {
         Timestamp::from_ms(self.now_ms)
     }

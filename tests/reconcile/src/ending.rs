@@ -1,9 +1,11 @@
 //! How a run ends: all faults stop, the user makes a last wish, and the world must come to it, and to rest.
 
 use std::collections::BTreeSet;
+use std::rc::Rc;
 
 use millrace_core::ids::Timeline;
-use millrace_operator_core::names::{TEMPLATE_LABEL, history};
+use millrace_operator_core::names::{COMPONENT_LABEL, RULES, TEMPLATE_LABEL, history};
+use millrace_operator_core::settings::RulesNamespace;
 use millrace_simulator::rng::Rng;
 use serde_json::Value;
 
@@ -351,7 +353,19 @@ impl World {
         if !status["rescale"].is_null() {
             return Err(format!("tasks are to move: {}", status["rescale"]));
         }
-        Ok(())
+        // Of a spec that cannot be read nobody knows which SLOs it has.
+        if self.wish.misshapen { Ok(()) } else { self.ruled() }
+    }
+
+    /// Rules are where the operator was told to keep them, and nowhere else.
+    fn ruled(&self) -> Result<(), String> {
+        let about = |map: &&Rc<Value>| label(map, COMPONENT_LABEL) == RULES;
+        let names: Vec<&str> = self.api.of_kind("ConfigMap").filter(about).map(|map| text(map, "name")).collect();
+        let expected = match self.operators[0].settings.rules.namespace {
+            RulesNamespace::Pipeline => format!("{NAME}-rules"),
+            RulesNamespace::Operator => format!("n.{NAME}-rules"),
+        };
+        if names == [&expected] { Ok(()) } else { Err(format!("rules are {names:?}, and not {expected}")) }
     }
 
     /// Every Savepoint is whole, or says why not.

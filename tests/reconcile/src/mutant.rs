@@ -79,10 +79,14 @@ pub enum Mutant {
     ApplyBeforeRestore,
     /// Each restore gets the timeline behind the applied one.
     TimelineGivenAgain,
+    /// Rules that are to be somewhere else are there, and where they were too.
+    RulesStayBehind,
+    /// Rules in the operator's namespace go with their Pipeline, as all else does.
+    RulesGoByThemselves,
 }
 
 impl Mutant {
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 32] = [
         Self::GenerationNotAboveTheHighest,
         Self::PlanNotAboveTheNewest,
         Self::PutWithoutOver,
@@ -113,6 +117,8 @@ impl Mutant {
         Self::RestoredIsForgotten,
         Self::ApplyBeforeRestore,
         Self::TimelineGivenAgain,
+        Self::RulesStayBehind,
+        Self::RulesGoByThemselves,
     ];
 
     /// The ending that its rule is about, if it is about one: whoever breaks it need not wait for chance.
@@ -122,7 +128,7 @@ impl Mutant {
             Self::LeaversAreLetGo | Self::NobodyIsLetGo => Some(Ending::Evicted),
             Self::LostNodeKeepsItsTasks => Some(Ending::NodeLost),
             Self::NobodyStandsIn | Self::StandInStays => Some(Ending::RolledAlone),
-            Self::NoFinalizer => Some(Ending::Deleted),
+            Self::NoFinalizer | Self::RulesGoByThemselves => Some(Ending::Deleted),
             Self::NoDeadline => Some(Ending::DeletedWithoutBrokers),
             Self::InvalidSpecStops => Some(Ending::Broken),
             Self::StagesInNoOrder
@@ -143,7 +149,9 @@ impl Mutant {
             | Self::NoDeadline
             | Self::NobodyIsLetGo
             | Self::LostNodeKeepsItsTasks
-            | Self::StandInStays => matches!(violation, V::Stuck { .. }),
+            | Self::StandInStays
+            | Self::RulesStayBehind
+            | Self::RulesGoByThemselves => matches!(violation, V::Stuck { .. }),
             Self::PutWithoutOver => {
                 matches!(violation, V::GenerationWentBack | V::WrongPlan { .. } | V::Foreign { .. })
             }
@@ -279,6 +287,11 @@ impl Mutant {
                     decision.actions.insert(0, Action::Put { object, over });
                 }
             }
+            Self::RulesStayBehind => {
+                let of_rules =
+                    |action: &Action| matches!(action, Action::Delete { name, .. } if name.ends_with("-rules"));
+                decision.actions.retain(|action| !of_rules(action));
+            }
             Self::MoveWithoutWarming => {
                 let writes = decision.actions.iter_mut().filter_map(written(format!("{NAME}-assignment")));
                 writes.for_each(move_what_is_warm);
@@ -390,6 +403,7 @@ fn delete(pod: &Value) -> Action {
     Action::Delete {
         api_version: "v1".to_owned(),
         kind: "Pod".to_owned(),
+        namespace: text(pod, "namespace").to_owned(),
         name: text(pod, "name").to_owned(),
         uid: text(pod, "uid").to_owned(),
     }

@@ -7,10 +7,10 @@ use millrace_crds::pipeline::PipelineStatus;
 use millrace_operator_core::decide::{decide, decide_alone, decide_on};
 use millrace_operator_core::decision::{Action, Event};
 use millrace_operator_core::facts::Facts;
-use millrace_operator_core::names::PIPELINE_LABEL;
+use millrace_operator_core::names::{ABOUT_PIPELINE_LABEL, PIPELINE_LABEL};
 use millrace_operator_core::observed::{Admission, Compilation, Observed};
 use millrace_operator_core::questions::lost_plan;
-use millrace_operator_core::settings::{Image, Settings};
+use millrace_operator_core::settings::{Image, Rules, RulesNamespace, Settings};
 use serde_json::{Map, Value};
 
 use crate::api::{Api, kind, label, text};
@@ -18,6 +18,8 @@ use crate::mutant::Mutant;
 use crate::oracle::data;
 use crate::wish::{NAME, SECRET, compile};
 
+/// The operator's own namespace. Objects are told apart by kind and name, whatever their namespace.
+pub const SYSTEM: &str = "system";
 /// After a write that has failed.
 const AGAIN_MS: i64 = 1_000;
 
@@ -35,8 +37,8 @@ pub const KINDS: [&str; 11] = [
     "NetworkPolicy",
 ];
 
-#[derive(Default)]
 pub struct Operator {
+    pub settings: Settings,
     /// How much of each watch was read.
     read: BTreeMap<&'static str, usize>,
     /// What it knows by now.
@@ -49,7 +51,10 @@ pub struct Operator {
     pub wake_ms: i64,
 }
 
-pub fn settings() -> Settings {
+/// Of an operator that starts. It may be told anything about rules, so at each other version of the cluster they are to be
+/// somewhere else.
+fn settings(api: &Api) -> Settings {
+    let namespace = if api.version().is_multiple_of(2) { RulesNamespace::Pipeline } else { RulesNamespace::Operator };
     Settings {
         image: Image { repository: "millrace".to_owned(), pull_policy: "Never".to_owned(), pull_secrets: Vec::new() },
         version: "1".to_owned(),
@@ -57,15 +62,25 @@ pub fn settings() -> Settings {
         allow: Default::default(),
         deletion_deadline: millrace_crds::duration::Duration::from_secs(300),
         compile: Default::default(),
-        rules: Default::default(),
+        rules: Rules { namespace, ..Rules::default() },
         cluster_id: "cluster".to_owned(),
+        namespace: SYSTEM.to_owned(),
     }
 }
 
 impl Operator {
     /// One that has just started has listed everything.
     pub fn start(api: &Api) -> Self {
-        let mut operator = Self { dirty: true, ..Self::default() };
+        let mut operator = Self {
+            settings: settings(api),
+            read: BTreeMap::new(),
+            seen: Observed::default(),
+            queue: VecDeque::new(),
+            status: None,
+            events: Vec::new(),
+            dirty: true,
+            wake_ms: 0,
+        };
         operator.seen.admission = Admission::Accepted;
         operator.seen.secrets.insert(SECRET.to_owned(), None);
         operator.read = KINDS.iter().map(|kind| (*kind, api.log.get(*kind).map_or(0, Vec::len))).collect();
@@ -95,13 +110,18 @@ impl Operator {
             }
             _ => {}
         }
-        let savepoint = of_kind == "Savepoint";
-        let children = if savepoint { &mut self.seen.savepoints } else { &mut self.seen.children };
-        let at = children.iter().position(|child| text(child, "name") == name && kind(child) == of_kind);
-        match (at, object.filter(|object| savepoint || label(object, PIPELINE_LABEL) == NAME)) {
-            (Some(at), Some(object)) => children[at] = object.clone(),
-            (Some(at), None) => drop(children.remove(at)),
-            (None, Some(object)) => children.push(object.clone()),
+        let Observed { children, rules, savepoints, .. } = &mut self.seen;
+        let (list, watched) = match of_kind {
+            "Savepoint" => (savepoints, None),
+            // No object of a Pipeline has a dot in its name.
+            "ConfigMap" if name.contains('.') => (rules, Some(ABOUT_PIPELINE_LABEL)),
+            _ => (children, Some(PIPELINE_LABEL)),
+        };
+        let at = list.iter().position(|there| text(there, "name") == name && kind(there) == of_kind);
+        match (at, object.filter(|object| watched.is_none_or(|of| label(object, of) == NAME))) {
+            (Some(at), Some(object)) => list[at] = object.clone(),
+            (Some(at), None) => drop(list.remove(at)),
+            (None, Some(object)) => list.push(object.clone()),
             (None, None) => {}
         }
     }
@@ -115,7 +135,9 @@ impl Operator {
         self.dirty = false;
         self.wake_ms = i64::MAX;
         if self.seen.pipeline.is_null() {
-            let decision = decide_alone(&self.seen.savepoints, api.now());
+            let forgets = mutant == Some(Mutant::RulesGoByThemselves);
+            let rules = if forgets { &[][..] } else { &self.seen.rules };
+            let decision = decide_alone(&self.seen.savepoints, rules, api.now());
             self.queue = decision.actions.into();
             self.events = decision.events;
             return true;
@@ -134,11 +156,11 @@ impl Operator {
         let decision = match mutant {
             Some(mutant) => {
                 let bent = mutant.see(self.seen.clone());
-                let mut decision = decide(&bent, &settings(), api.now());
+                let mut decision = decide(&bent, &self.settings, api.now());
                 mutant.decide(&bent, &mut decision);
                 decision
             }
-            None => decide_on(&Facts::over(&self.seen, read), &settings(), api.now()),
+            None => decide_on(&Facts::over(&self.seen, read), &self.settings, api.now()),
         };
         let version = text(&self.seen.pipeline, "resourceVersion").to_owned();
         self.queue = decision.actions.into();

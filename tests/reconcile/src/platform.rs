@@ -15,6 +15,7 @@ use millrace_simulator::rng::Rng;
 use serde_json::{Value, json};
 
 use crate::api::{Api, label, text};
+use crate::operator::SYSTEM;
 use crate::oracle::Violation;
 use crate::wish::{Fit, NAME, fingerprint, fit};
 use crate::worker::{Kafka, Process};
@@ -128,7 +129,8 @@ pub fn garbage(api: &mut Api, rng: &mut Rng) -> bool {
 
 /// Removes everything in a namespace that ends.
 pub fn namespace(api: &mut Api, rng: &mut Rng) -> bool {
-    let left: Vec<Rc<Value>> = api.all().filter(|object| !is_ending(object)).cloned().collect();
+    let inside = |object: &&Rc<Value>| text(object, "namespace") != SYSTEM && !is_ending(object);
+    let left: Vec<Rc<Value>> = api.all().filter(inside).cloned().collect();
     let Some(one) = pick(left, rng).filter(|_| api.namespace_ends) else { return false };
     api.delete(one["kind"].as_str().unwrap_or_default(), text(&one, "name"), None).is_ok()
 }

@@ -334,7 +334,7 @@ pub(super) fn say(savepoint: &Saved, status: SavepointStatus) -> (Option<Action>
 }
 
 /// Decides about Savepoints whose Pipeline is not there, and about those that were imported and that no Pipeline has looked at.
-pub fn decide_alone(objects: &[Value], now: Timestamp) -> Decision {
+pub(super) fn alone(objects: &[Value], now: Timestamp) -> Decision {
     let mut decision = Decision { again_ms: Some(RESYNC_MS), ..Decision::default() };
     for savepoint in &savepoints(objects) {
         if savepoint.deleted_at.is_some() {
