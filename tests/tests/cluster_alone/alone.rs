@@ -284,12 +284,13 @@ fn manifests(task: &Path) -> anyhow::Result<Vec<(u64, PathBuf)>> {
 fn a_page_is_sent_while_a_worker_is_lost_says_which_task_is_worst_and_ends_with_it() {
     /// A lost pod is not held for ready any more after some probes, and then it is given three slices of time.
     const PAGED: Duration = Duration::from_secs(180);
-    /// The short window of the fastest page has to pass, which is five minutes.
-    const ENDED: Duration = Duration::from_secs(480);
+    /// The slower page asks for 7 % of bad slices in half an hour, which is longer than all that was seen: so it ends once some
+    /// more minutes were good, and not only when its window has passed.
+    const ENDED: Duration = Duration::from_secs(1_200);
     let mut it = deployed("paged", Shape::Aligned);
     let prometheus = Prometheus::start(&it.world.cluster).unwrap();
     // The story's records say that they are of 1970: what counts here is whether tasks tell anything.
-    let slo = json!({"name": "lag", "lag": {"threshold": "36500d"}, "objective": "99", "window": "7d"});
+    let slo = json!({"name": "lag", "lag": {"threshold": "36500d"}, "objective": "95", "window": "7d"});
     // Dashboards show those of snapshots too.
     let snapshots = it.snapshots("64Ki").unwrap();
     it.start(&[("/replicas", json!(2)), ("/slos", json!([slo])), snapshots]).unwrap();
