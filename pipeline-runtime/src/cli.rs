@@ -9,6 +9,8 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use millrace_crds::check::{self, Mistake};
 use millrace_crds::pipeline::Pipeline;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tracing_subscriber::{EnvFilter, reload};
 
 use crate::worker::SetLogLevel;
@@ -201,6 +203,24 @@ fn compile(file: &Path, pipeline: &Pipeline) -> Result<millrace_core::plan::Plan
     let compiled = millrace_plan::compile(pipeline).map_err(|mistakes| Failure::Mistakes(file.to_owned(), mistakes))?;
     compiled.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     Ok(compiled.plan)
+}
+
+/// What a file of ours holds, if it is there.
+fn read_json<T: DeserializeOwned>(path: &Path) -> anyhow::Result<Option<T>> {
+    let text = match std::fs::read_to_string(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        read => read.with_context(|| format!("read {}", path.display()))?,
+    };
+    serde_json::from_str(&text).map(Some).with_context(|| format!("read {}", path.display()))
+}
+
+/// Writes a file of ours, whole or not at all.
+fn write_json<T: Serialize>(path: &Path, value: &T) -> anyhow::Result<()> {
+    let next = path.with_extension("next");
+    let text = serde_json::to_vec_pretty(value).with_context(|| format!("write {}", path.display()))?;
+    std::fs::write(&next, text)
+        .and_then(|()| std::fs::rename(&next, path))
+        .with_context(|| format!("write {}", path.display()))
 }
 
 /// `UPDATE=1`: write what came out as what is expected.

@@ -4,7 +4,7 @@
 //! to the pipeline; the pipeline takes it while it runs, on files when it runs on. There what is to be done is pinned before
 //! it begins. On Kafka the first epoch of each task pins where it begins, and where it ends follows from a range in the past.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::run::{engine_config, stored_plan};
-use super::{Failure, Outcome, document};
+use super::{Failure, Outcome, document, read_json, write_json};
 use crate::clock;
 use crate::engine::topology::Names;
 use crate::engine::{Engine, EngineConfig, Exit};
@@ -140,9 +140,12 @@ pub fn local(file: &Path, (pipeline, live): (&Pipeline, &Plan), files: &FileLogC
         return Err(Failure::Said(vec![text]));
     }
     let files = FileLogConfig { follow: false, ..files.clone() };
-    let (name, dir) = (&backfill.metadata.name, files.state.join("backfills").join(&backfill.metadata.name));
+    let name = &backfill.metadata.name;
+    let dir = files.state.join("backfills").join(name);
+    let pinned_file = dir.join("backfill.json");
+    std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
     let mut log = FileLog::open(files).map_err(anyhow::Error::from)?;
-    let mut pinned = match read(&dir)? {
+    let mut pinned = match read_json(&pinned_file)? {
         Some(Pinned { spec: before, .. }) if pinned_part(&before) != pinned_part(&backfill.spec) => {
             let text = format!("backfill '{name}' was begun with another spec: give this one another name");
             return Err(Failure::Said(vec![text]));
@@ -155,7 +158,7 @@ pub fn local(file: &Path, (pipeline, live): (&Pipeline, &Plan), files: &FileLogC
         None => {
             let plan = plan(file, &backfill, (live, Timeline(1)), &mut log)?;
             let pinned = Pinned { spec: backfill.spec.clone(), plan, done: false };
-            write(&dir, &pinned)?;
+            write_json(&pinned_file, &pinned)?;
             pinned
         }
     };
@@ -167,7 +170,7 @@ pub fn local(file: &Path, (pipeline, live): (&Pipeline, &Plan), files: &FileLogC
     if engine.run(stop).map_err(anyhow::Error::from)? == Exit::Finished {
         tracing::info!(backfill = %name, "{}", told(&engine));
         pinned.done = true;
-        write(&dir, &pinned)?;
+        write_json(&pinned_file, &pinned)?;
     }
     Ok(())
 }
@@ -266,27 +269,4 @@ fn take(plan: &Plan, part: &OffsetRange, ranges: &mut Ranges, log: &mut dyn Log)
     }
     *place = (*partition, *from, *to);
     Ok(Ok(()))
-}
-
-fn pinned_file(dir: &Path) -> PathBuf {
-    dir.join("backfill.json")
-}
-
-fn read(dir: &Path) -> anyhow::Result<Option<Pinned>> {
-    let path = pinned_file(dir);
-    let text = match std::fs::read_to_string(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        read => read.with_context(|| format!("read {}", path.display()))?,
-    };
-    serde_json::from_str(&text).map(Some).with_context(|| format!("read {}", path.display()))
-}
-
-fn write(dir: &Path, pinned: &Pinned) -> anyhow::Result<()> {
-    let path = pinned_file(dir);
-    let next = path.with_extension("next");
-    let text = serde_json::to_vec_pretty(pinned).context("write what a backfill began with")?;
-    std::fs::create_dir_all(dir)
-        .and_then(|()| std::fs::write(&next, text))
-        .and_then(|()| std::fs::rename(&next, &path))
-        .with_context(|| format!("write {}", path.display()))
 }

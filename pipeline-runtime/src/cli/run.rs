@@ -16,7 +16,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::backfill;
 use super::connection::{connection, internal_topics};
-use super::{Failure, Outcome, pipeline, plan};
+use super::{Failure, Outcome, pipeline, plan, read_json, write_json};
 use crate::control::ControlConfig;
 use crate::engine::{BATCH_RECORDS, Engine, EngineConfig, Exit};
 use crate::http::{self, Server};
@@ -241,7 +241,7 @@ pub fn local(
     if let Some(stored) = stored {
         check_state_fits(&stored, plan, &engine, &files.state)?;
     }
-    store_plan(&files.state, plan)?;
+    write_json(&plan_file(&files.state), plan.as_ref())?;
     ready.store(true, Ordering::Relaxed);
     Ok(engine.run(stop)?)
 }
@@ -252,13 +252,7 @@ fn plan_file(state: &Path) -> PathBuf {
 
 /// The plan that wrote the state, if there is one.
 pub(super) fn stored_plan(state: &Path) -> anyhow::Result<Option<Plan>> {
-    let path = plan_file(state);
-    let text = match std::fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(e).with_context(|| format!("read {}", path.display())),
-    };
-    serde_json::from_str(&text).map(Some).with_context(|| format!("read {}", path.display()))
+    read_json(&plan_file(state))
 }
 
 /// State belongs to the plan that wrote it: another plan may go on with it only where it fits. Rows between stages are
@@ -282,13 +276,4 @@ fn check_state_fits(old: &Plan, new: &Plan, engine: &Engine<FileLog>, dir: &Path
         );
     }
     Ok(())
-}
-
-fn store_plan(state: &Path, plan: &Plan) -> anyhow::Result<()> {
-    let path = plan_file(state);
-    let next = path.with_extension("next");
-    let text = serde_json::to_vec_pretty(plan).context("write the plan")?;
-    std::fs::write(&next, text)
-        .and_then(|()| std::fs::rename(&next, &path))
-        .with_context(|| format!("write {}", path.display()))
 }
