@@ -21,7 +21,8 @@ use crate::facts::{Placed, Pod};
 impl Round<'_> {
     /// Workers that shall have tasks in the end, of those that are there: the ones that run some, and the ones that can
     /// take some, below `span`. One that goes gives its own to the others, unless no other could take them. It goes if
-    /// it was told to end, or if it is the one that is `replaced`.
+    /// it was told to end, or if it is the one that is `replaced`: that one can wait, and so it takes what another one has
+    /// that was told to end, if nobody else can. Each would wait for the other.
     pub(super) fn room(&self, span: u32, replaced: Option<u32>) -> Vec<u32> {
         let there = self.facts.stateful_set.as_ref().map_or(0, |set| set.value.replicas);
         let is_fit = |worker: &u32| self.is_fit(*worker);
@@ -30,14 +31,12 @@ impl Round<'_> {
         };
         let all: Vec<u32> = (0..span.max(1)).collect();
         let known: Vec<u32> = all.iter().copied().filter(|w| there == 0 || is_fit(w) || has_tasks(w)).collect();
-        let goes = |worker: u32| replaced == Some(worker) || self.facts.leaves(worker);
-        let stay: Vec<u32> = known.iter().copied().filter(|worker| !goes(*worker)).collect();
-        match () {
-            // One that takes tasks may not be ready just now.
-            () if stay.iter().any(|w| is_fit(w) || has_tasks(w) && self.facts.report(*w).is_some()) => stay,
-            () if known.is_empty() => all,
-            () => known,
-        }
+        let not_told: Vec<u32> = known.iter().copied().filter(|worker| !self.facts.leaves(*worker)).collect();
+        let stay: Vec<u32> = not_told.iter().copied().filter(|worker| replaced != Some(*worker)).collect();
+        // One that takes tasks may not be ready just now.
+        let takes = |worker: &u32| is_fit(worker) || has_tasks(worker) && self.facts.report(*worker).is_some();
+        let rest = if known.is_empty() { all } else { known };
+        [stay, not_told].into_iter().find(|workers| workers.iter().any(takes)).unwrap_or(rest)
     }
 
     /// The next step to where tasks shall lie, and what is said of it; `held`: what runs stays where it is.

@@ -770,6 +770,16 @@ fn the_only_worker_is_replaced_while_another_one_stands_in_for_it() {
 }
 
 #[test]
+fn who_is_to_be_replaced_takes_the_tasks_of_one_that_leaves_if_nobody_else_can() {
+    let mut observed = running_tasks(4);
+    change_template(&mut observed);
+    tell_to_end(&mut observed, 0);
+    assert_eq!(round(&mut observed), "warm 0 on 1 warm 2 on 1");
+    follow(&mut observed, true);
+    assert_eq!(round(&mut observed), "run 0 on 1 run 2 on 1");
+}
+
+#[test]
 fn nobody_stands_in_while_a_pipeline_drains_or_for_a_worker_that_does_not_answer() {
     let mut observed = alone();
     change_template(&mut observed);
