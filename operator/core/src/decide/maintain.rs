@@ -210,7 +210,7 @@ impl<'a> Round<'a> {
         let generation = Generation(known.max(highest).0 + 1);
         let mut next = Assignment { generation, ..next };
         if let (Some(cut), Some(uid)) = (next.savepoint.as_mut().filter(|cut| cut.id.is_empty()), uid) {
-            cut.id = format!("{uid}-{generation}");
+            cut.id = format!("{uid}-{generation}-{}", self.now.ms());
         }
         let (fingerprint, assignment) = (applied.history(), Some(next));
         let placed = Placed { fingerprint, stages, workers, moved, drained: false, cut, assignment };

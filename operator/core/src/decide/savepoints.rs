@@ -1,9 +1,10 @@
 //! Savepoints of a Pipeline: one after another, the oldest first.
 //!
 //! What is cut stands in the assignment, and so do the epochs; how often it was begun stands in the Savepoint's status. A
-//! cut that is lost is begun anew under another id, which has the generation that it began with in it: no id is ever given
-//! twice, whatever was lost or restored meanwhile. While a cut is under way no task moves and no pod is replaced, but
-//! whatever is broken is healed, and costs the attempt.
+//! cut that is lost is begun anew under another id, which has in it the generation that it began with, and when: no id is
+//! ever given twice, whatever was lost or restored meanwhile. The generation alone would be, where the Savepoint and what
+//! lies in storage outlive a Pipeline that is deleted with its control topic. While a cut is under way no task moves and no
+//! pod is replaced, but whatever is broken is healed, and costs the attempt.
 
 use millrace_core::assignment::Cut;
 use millrace_core::report::{SavepointReport, cut_digest};

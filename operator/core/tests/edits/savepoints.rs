@@ -127,7 +127,8 @@ fn a_savepoint_is_cut_stored_written_down_and_workers_are_told_no_more() {
     let mut observed = saved();
     look(&mut observed);
     let told = assigned(&observed).savepoint.expect("workers are told");
-    assert_eq!((told.id.as_str(), told.stages.len()), (format!("5a7e-{}", assigned(&observed).generation).as_str(), 1));
+    let id = format!("5a7e-{}-{}", assigned(&observed).generation, NOW.ms());
+    assert_eq!((&told.id, told.stages.len()), (&id, 1));
     cut(&mut observed, 5, false);
     look(&mut observed);
     assert_eq!(phase(&observed), "Storing");
@@ -175,6 +176,18 @@ fn a_cut_that_is_lost_begins_anew_and_not_for_ever() {
     answer(&mut observed, "discard", &json!(SavepointReport::default()));
     look(&mut observed);
     assert_eq!(observed.savepoints[0]["status"]["abandoned"], json!(ids[1..]));
+}
+
+#[test]
+fn an_id_is_not_given_again_where_generations_begin_anew() {
+    let id_at = |now| {
+        let mut observed = saved();
+        let decision = decide(&observed, &settings(), now);
+        carry_out(&mut observed, &decision);
+        assigned(&observed).savepoint.expect("workers are told").id
+    };
+    // The pipeline was deleted with its control topic meanwhile, and made anew: it looks as it did.
+    assert_ne!(id_at(NOW), id_at(Timestamp::from_ms(NOW.ms() + 1)));
 }
 
 #[test]
