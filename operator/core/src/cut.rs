@@ -3,6 +3,7 @@
 //! A stage is added when every task of all stages that read what it writes was reported cut. The write that adds it has the
 //! epochs of those cuts too. A task that was lost after its cut, and is cut once more, has another epoch: it may have read
 //! what its writers wrote behind their cuts, so that the whole cut is worth nothing. At the same epoch it is the same cut.
+//! So too with a task that is new, as where a topic got a partition: it must be cut before those that it reads are told.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -71,9 +72,11 @@ pub fn last_stages(readers: &Readers) -> BTreeSet<String> {
     readers.iter().filter(|(_, readers)| readers.is_empty()).map(|(stage, _)| stage.clone()).collect()
 }
 
-/// How a cut goes on that `last` tells workers of, whose tasks were cut at `epochs` so far; or why it is lost.
+/// How a cut goes on that `last` tells workers of, whose tasks were cut at `epochs` so far; or why it is lost. `tasks`:
+/// those of the next assignment, which may have more.
 pub fn advance<'r>(
     last: &Assignment,
+    tasks: &[Placement],
     cut: &Cut,
     epochs: &Epochs,
     readers: &Readers,
@@ -106,16 +109,21 @@ pub fn advance<'r>(
             (_, None) => {}
         }
     }
-    let is_cut = |stage: &String| {
-        let mut of_stage = last.tasks.iter().filter(|task| task.stage == *stage);
-        cut.stages.contains(stage) && of_stage.all(|task| going.epochs.contains_key(&task.task()))
+    let uncut = |stage: &String| {
+        let mut of_stage = tasks.iter().filter(|task| task.stage == *stage).map(Placement::task);
+        of_stage.find(|task| !going.epochs.contains_key(task))
     };
+    let told_stages = readers.iter().filter(|(stage, _)| cut.stages.contains(*stage));
+    if let Some(new) = told_stages.flat_map(|(_, readers)| readers).find_map(uncut) {
+        return Err(format!("{new} is new, and what it reads may have been cut already"));
+    }
+    let is_cut = |stage: &String| cut.stages.contains(stage) && uncut(stage).is_none();
     let next = readers.iter().filter(|(_, readers)| readers.iter().all(is_cut)).map(|(stage, _)| stage.clone());
     let next: BTreeSet<String> = next.collect();
     going.whole = readers.keys().all(is_cut);
     going.cut.stages.extend(next);
     let done = |id: &TaskId| if going.whole { stored.contains(id) } else { going.epochs.contains_key(id) };
-    going.waits_for = last.tasks.iter().map(Placement::task).filter(|id| !done(id)).collect();
+    going.waits_for = tasks.iter().map(Placement::task).filter(|id| !done(id)).collect();
     Ok(going)
 }
 
@@ -176,7 +184,8 @@ mod tests {
 
     fn step(told: &[&str], epochs: &Epochs, workers: &[WorkerReport]) -> Result<Going, String> {
         let cut = Cut { id: "u-7".to_owned(), stages: stages(told) };
-        advance(&assignment(), &cut, epochs, &plan(), |worker| workers.get(worker as usize))
+        let last = assignment();
+        advance(&last, &last.tasks, &cut, epochs, &plan(), |worker| workers.get(worker as usize))
     }
 
     #[test]
@@ -202,6 +211,21 @@ mod tests {
         assert!(half.whole && !half.is_stored() && half.waits_for.iter().all(|task| task.partition == Partition(1)));
         let whole = [worker(0, 5, &told, true), worker(1, 6, &told, true)];
         assert!(step(&told, &half.epochs, &whole).expect("it goes on").is_stored());
+    }
+
+    #[test]
+    fn a_task_that_is_new_is_cut_before_those_that_it_reads_are_told() {
+        let (last, told) = (assignment(), |names: &[&str]| Cut { id: "u-7".to_owned(), stages: stages(names) });
+        let new = Placement { stage: "out".to_owned(), partition: Partition(2), worker: 0, lane: 0 };
+        let more: Vec<Placement> = last.tasks.iter().cloned().chain([new]).collect();
+        let next = |names: &[&str]| {
+            let all = [worker(0, 5, names, false), worker(1, 6, names, false)];
+            advance(&last, &more, &told(names), &Epochs::new(), &plan(), |worker| all.get(worker as usize))
+        };
+        let going = next(&["out"]).expect("it goes on");
+        assert_eq!(going.cut.stages, stages(&["out"]), "the new one is told first");
+        assert!(going.waits_for.iter().any(|task| task.partition == Partition(2)));
+        assert!(next(&["joined", "out"]).is_err(), "it would read what was written behind the cut");
     }
 
     #[test]

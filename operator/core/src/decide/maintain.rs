@@ -190,7 +190,7 @@ impl<'a> Round<'a> {
         };
         let Step { tasks, warm, .. } = step;
         let uid = saved.as_ref().map(|(savepoint, _)| savepoint.uid.clone());
-        let (savepoint, cut) = self.cut(of_plan.as_ref(), saved, run);
+        let (savepoint, cut) = self.cut(of_plan.as_ref(), &tasks, saved, run);
         let next = Assignment { generation: known, plan: applied.plan, tasks, drain, accepts, live, warm, savepoint };
         let same = self.facts.assignment() == Some(&next);
         if let Some(placed) = of_plan {

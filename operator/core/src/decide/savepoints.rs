@@ -6,7 +6,7 @@
 //! lies in storage outlive a Pipeline that is deleted with its control topic. While a cut is under way no task moves and no
 //! pod is replaced, but whatever is broken is healed, and costs the attempt.
 
-use millrace_core::assignment::Cut;
+use millrace_core::assignment::{Cut, Placement};
 use millrace_core::report::{SavepointReport, cut_digest};
 use millrace_crds::pipeline::{DesiredState, PipelineSpec};
 use millrace_crds::savepoint::{SavepointPhase, SavepointStatus};
@@ -73,10 +73,11 @@ impl<'a> Round<'a> {
         Some((savepoint, readers?))
     }
 
-    /// The next step of the cut.
+    /// The next step of the cut, where these are the next assignment's tasks.
     pub(super) fn cut(
         &mut self,
         placed: Option<&Placed>,
+        tasks: &[Placement],
         saved: Option<(&'a Saved, Readers)>,
         run: &Run<'_>,
     ) -> Telling {
@@ -94,7 +95,7 @@ impl<'a> Round<'a> {
         };
         self.again_in(SOON_MS);
         let epochs: Epochs = placed.cut.iter().cloned().collect();
-        let advanced = cut::advance(last, told, &epochs, &readers, |worker| self.facts.report(worker));
+        let advanced = cut::advance(last, tasks, told, &epochs, &readers, |worker| self.facts.report(worker));
         let lost = match advanced.and_then(|going| self.write_down(savepoint, &going, run).map(|()| going)) {
             Ok(Going { cut, epochs, .. }) => return (Some(cut), epochs.into_iter().collect()),
             Err(lost) => lost,
