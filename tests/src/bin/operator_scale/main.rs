@@ -422,7 +422,11 @@ fn slos() -> [Value; SLOS] {
 fn prepare(cluster: &Cluster) -> anyhow::Result<()> {
     let definitions = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/millrace/files");
     for file in fs::read_dir(definitions).context("list the chart's definitions")? {
-        cluster.apply(&fs::read_to_string(file?.path()).context("read a definition")?)?;
+        let path = file?.path();
+        // Rules and dashboards lie beside them.
+        if path.extension().is_some_and(|extension| extension == "yaml") {
+            cluster.apply(&fs::read_to_string(path).context("read a definition")?)?;
+        }
     }
     cluster.kubectl(&["wait", "--for=condition=Established", "crd/pipelines.millrace.dev", "--timeout=60s"])?;
     for namespace in [SYSTEM, NAMESPACE] {
