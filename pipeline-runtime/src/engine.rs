@@ -416,7 +416,7 @@ impl<L: Log> Engine<L> {
                 topic: input.topic.clone(),
                 partition: task.id.partition,
                 next: input.next,
-                rank: if input.repairs { RANK_LAST } else { rank },
+                rank: if input.repairs() { RANK_LAST } else { rank },
                 group: self.builder.names.group(&stage.name),
             })?;
             if self.routes.len() <= id {
@@ -545,6 +545,11 @@ impl<L: Log> Engine<L> {
             self.last_busy_ms = now.steady_ms;
             return Ok(Step::Busy);
         }
+        // What may not be read yet may hold the row that is searched for.
+        let held = self.pace.as_ref().is_some_and(|pace| pace.allows(now.steady_ms * MICROS_PER_MS) == 0);
+        if held {
+            self.last_busy_ms = now.steady_ms;
+        }
         if self.epoch.bisecting() && now.steady_ms.saturating_sub(self.last_busy_ms) >= EMPTY_PART_MS {
             self.epoch.skip_part();
             self.last_busy_ms = now.steady_ms;
@@ -646,19 +651,18 @@ impl<L: Log> Engine<L> {
             let Some(route) = route else { continue };
             let Some(task) = &self.tasks[route.slot] else { continue };
             let input = &task.inputs[route.input];
-            if input.repairs {
-                // Nobody says in it that nothing follows.
-                let bounded = self.log.bounded();
-                let end = End { ended: bounded, ..self.log.end(InputId(id))? };
-                let bound = |drain: &mut Drain| drain.bound(&input.topic, task.id.partition, end);
-                ends[route.slot].push((route.input, self.drain.as_mut().map_or(end, bound)));
-            }
-            if matches!(input.reader, task::Reader::Source(_)) {
-                let end = self.log.end(InputId(id))?;
-                self.metrics.lag(&task.id, input, Some(end), clock::now_ms());
-                let bound = |drain: &mut Drain| drain.bound(&input.topic, task.id.partition, end);
-                ends[route.slot].push((route.input, self.drain.as_mut().map_or(end, bound)));
-            }
+            let end = match &input.reader {
+                task::Reader::Source(_) => {
+                    let end = self.log.end(InputId(id))?;
+                    self.metrics.lag(&task.id, input, Some(end), clock::now_ms());
+                    end
+                }
+                // Nobody says in them that nothing follows.
+                _ if input.repairs() => End { ended: self.log.bounded(), ..self.log.end(InputId(id))? },
+                task::Reader::Exchange(_) => continue,
+            };
+            let bound = |drain: &mut Drain| drain.bound(&input.topic, task.id.partition, end);
+            ends[route.slot].push((route.input, self.drain.as_mut().map_or(end, bound)));
         }
         let now = now();
         for (task, ends) in self.tasks.iter_mut().zip(&ends) {

@@ -5,9 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use millrace_core::plan::{
-    Guard, InputFrom, Late, Operator, OperatorKind, Output, OutputTo, Plan, Port, Stage, StartFrom,
-};
+use millrace_core::plan::{Guard, InputFrom, Late, OperatorKind, Output, OutputTo, Plan, Port, Stage, StartFrom};
 use millrace_crds::mistake::Mistake;
 
 use crate::mistakes::Mistakes;
@@ -31,26 +29,24 @@ pub type Ranges = BTreeMap<String, Vec<(i32, i64, i64)>>;
 pub fn repair(live: &Plan, repair: &Repair<'_>) -> Result<Plan, Vec<Mistake>> {
     let chosen = chosen(live, repair.sinks)?;
     let mut plan = Plan { prefix: repair.prefix.clone(), sinks: Vec::new(), ..live.clone() };
-    // Both have the same stages.
-    for (stage, own) in plan.stages.iter_mut().zip(&live.stages) {
+    for stage in &mut plan.stages {
         stage.outputs.retain(|output| matches!(output.to, OutputTo::Exchange(_)));
-        let repaired = guards(own).filter(|(operator, _)| chosen.contains(&operator.name));
-        stage.outputs.extend(repaired.map(|(operator, guard)| {
-            let to = OutputTo::Exchange(exchange(own, guard).to_owned());
-            Output { from: operator.input, to }
+        let Stage { operators, outputs, .. } = stage;
+        outputs.extend(operators.iter().filter_map(|operator| {
+            let to = OutputTo::Exchange(chosen.get(&operator.name)?.clone());
+            Some(Output { from: operator.input, to })
         }));
     }
-    let repaired: BTreeSet<String> = live
-        .stages
-        .iter()
-        .flat_map(|stage| guards(stage).filter(|(o, _)| chosen.contains(&o.name)).map(move |(_, g)| exchange(stage, g)))
-        .map(str::to_owned)
-        .collect();
+    let repaired: BTreeSet<String> = chosen.into_values().collect();
     prune(&mut plan, &repaired);
     shorten(&mut plan, &repaired);
     for exchange in plan.exchanges.iter_mut().filter(|e| repaired.contains(&e.name)) {
         let topic = (repair.topic)(&exchange.name);
         (exchange.partitions_like, exchange.topic) = (Some(topic.clone()), Some(topic));
+    }
+    for source in plan.sources.iter_mut().filter(|source| source.start_from == StartFrom::Latest) {
+        // Of a table that began at its end nothing would be there.
+        source.start_from = StartFrom::Earliest;
     }
     for operator in plan.stages.iter_mut().flat_map(|stage| &mut stage.operators) {
         if let OperatorKind::TemporalJoin(join) = &mut operator.kind {
@@ -77,21 +73,22 @@ pub fn bound(plan: &mut Plan, ranges: &Ranges) {
     }
 }
 
-/// Names of the guards of the sinks that are repaired.
-fn chosen(live: &Plan, sinks: &[String]) -> Result<BTreeSet<String>, Vec<Mistake>> {
+/// The guards of the sinks that are repaired, each with the exchange by which repairs come to it.
+fn chosen(live: &Plan, sinks: &[String]) -> Result<BTreeMap<String, String>, Vec<Mistake>> {
     let mut mistakes = Mistakes::default();
     let all: Vec<String> = live.sinks.iter().map(|sink| sink.name.clone()).collect();
     let named = if sinks.is_empty() { &all } else { sinks };
-    let mut chosen = BTreeSet::new();
+    let mut chosen = BTreeMap::new();
     for (i, name) in named.iter().enumerate() {
         let path = if sinks.is_empty() { "spec.sinks".to_owned() } else { format!("spec.sinks[{i}]") };
-        let guard = live.stages.iter().flat_map(guards).find(|(o, _)| o.name == crate::upsert::operator(name));
-        match guard {
-            Some((_, Guard { repairs: None, .. })) => {
+        let operator = crate::upsert::operator(name);
+        let guard = live.stages.iter().find_map(|stage| Some((stage, guard(stage, &operator)?)));
+        match guard.map(|(stage, guard)| exchange(stage, guard)) {
+            Some(Some(exchange)) => drop(chosen.insert(operator, exchange.to_owned())),
+            Some(None) => {
                 let hint = "apply the Pipeline again with this release, and begin the backfill then";
                 mistakes.add(path, name, "was compiled by an older release, which takes no repairs", hint);
             }
-            Some((operator, _)) => drop(chosen.insert(operator.name.clone())),
             None if all.contains(name) => {
                 let hint = "a sink with write: {mode: Upsert} can be repaired; name those alone, or run another Pipeline with \
                             sinks of its own and startFrom";
@@ -106,19 +103,18 @@ fn chosen(live: &Plan, sinks: &[String]) -> Result<BTreeSet<String>, Vec<Mistake
     if mistakes.is_empty() { Ok(chosen) } else { Err(mistakes.into_vec()) }
 }
 
-fn guards(stage: &Stage) -> impl Iterator<Item = (&Operator, &Guard)> {
-    stage.operators.iter().filter_map(|operator| match &operator.kind {
-        OperatorKind::Guard(guard) => Some((operator, guard)),
+fn guard<'a>(stage: &'a Stage, name: &str) -> Option<&'a Guard> {
+    match &stage.operators.iter().find(|operator| operator.name == name)?.kind {
+        OperatorKind::Guard(guard) => Some(guard),
         OperatorKind::Project(_) | OperatorKind::TableJoin(_) | OperatorKind::TemporalJoin(_) => None,
-    })
+    }
 }
 
 /// The exchange by which repairs come to a guard.
-fn exchange<'a>(stage: &'a Stage, guard: &Guard) -> &'a str {
-    match guard.repairs.map(|input| &stage.inputs[input].from) {
-        Some(InputFrom::Exchange(name)) => name,
-        // The plan's own guards have one; who asks has seen to it.
-        Some(InputFrom::Source(_)) | None => "",
+fn exchange<'a>(stage: &'a Stage, guard: &Guard) -> Option<&'a str> {
+    match &stage.inputs[guard.repairs?].from {
+        InputFrom::Exchange(name) => Some(name),
+        InputFrom::Source(_) => None,
     }
 }
 

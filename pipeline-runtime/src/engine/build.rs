@@ -299,7 +299,6 @@ impl Builder {
         steady_ms: u64,
     ) -> Result<TaskInput, BuildError> {
         let spec = &stage.inputs[index];
-        let repairs = stage.operators.iter().any(|o| repairs_of(&o.kind) == Some(index));
         let joined = stage.operators.iter().any(|o| table_of(&o.kind) == Some(index));
         let source_name = match &spec.from {
             InputFrom::Source(name) => name.as_str(),
@@ -333,6 +332,7 @@ impl Builder {
                 (source.topic.clone(), topic_id, partitions, Reader::Source(Box::new(reader)), 1)
             }
             InputFrom::Exchange(name) => {
+                let repairs = stage.operators.iter().any(|o| repairs_of(&o.kind) == Some(index));
                 let reader = ExchangeReader::new(&self.exchange_columns(name), repairs);
                 let partitions = self.topology.exchanges[name];
                 let upstreams = self.topology.upstreams(&self.plan, name);
@@ -352,7 +352,6 @@ impl Builder {
             source_clock: SourceClock::default(),
             clock: InputClock::new(upstreams),
             table,
-            repairs,
             writer,
             own_changelog: false,
             counted: Offset(0),

@@ -260,7 +260,7 @@ pub struct ExchangeReader {
     /// it says only for when it was written.
     pub heeds_ends: bool,
     /// Backfills write it, one after the other and each with tasks of its own: what they say of progress is theirs.
-    repairs: bool,
+    pub repairs: bool,
 }
 
 impl ExchangeReader {
@@ -303,7 +303,9 @@ impl ExchangeReader {
             }
         }
         out.batch = RecordBatch::try_new(arrow_schema(&self.columns), decoder.finish())?;
-        out.metas.iter_mut().for_each(|meta| meta.repaired = self.repairs);
+        if self.repairs {
+            out.metas.iter_mut().for_each(|meta| meta.repaired = true);
+        }
         Ok(out)
     }
 }

@@ -71,8 +71,6 @@ pub struct TaskInput {
     pub clock: InputClock,
     /// The rows are a table's changes.
     pub table: bool,
-    /// The rows are a backfill's.
-    pub repairs: bool,
     /// The operators of this stage look the table up.
     pub writer: Option<TableWriter>,
     /// The topic is the table's changelog: no other one holds its rows.
@@ -94,6 +92,11 @@ impl TaskInput {
             Some(at) => self.next >= at,
             None => self.clock.level(),
         }
+    }
+
+    /// True for rows of backfills.
+    pub fn repairs(&self) -> bool {
+        matches!(&self.reader, Reader::Exchange(reader) if reader.repairs)
     }
 
     /// True for records of a stream's own topic.
@@ -185,7 +188,7 @@ impl Task {
         if own.table {
             self.table_records(input, fetch, now, outbox)
         } else {
-            self.stream_idle &= own.repairs;
+            self.stream_idle &= own.repairs();
             self.stream_records(input, fetch, now, outbox)
         }
     }
@@ -295,7 +298,7 @@ impl Task {
                 ended.push(*input);
             }
         }
-        let streams = || self.inputs.iter().filter(|i| !i.table && !i.repairs);
+        let streams = || self.inputs.iter().filter(|i| !i.table && !i.repairs());
         self.stream_idle = streams().count() > 0 && streams().all(|i| i.clock.idle());
         for input in ended {
             self.announce(input, now, outbox)?;
@@ -474,7 +477,7 @@ impl Task {
             _ if input.clock.idle() => Some(0),
             watermark => Some(now_ms.saturating_sub(watermark.div_euclid(MICROS_PER_MS))),
         };
-        self.inputs.iter().filter(|input| !input.table && !input.repairs).filter_map(lag).max()
+        self.inputs.iter().filter(|input| !input.table && !input.repairs()).filter_map(lag).max()
     }
 
     /// Goes on counting from a marker's totals.

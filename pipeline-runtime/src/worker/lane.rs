@@ -248,8 +248,8 @@ impl Lane {
     fn show(&mut self) {
         let settled = self.assigned && self.core.settled();
         // For the core a task runs once it is told to; until the engine has it, nothing of it can have come out.
-        let runs = self.core.states().all(|(id, _)| self.engine.runs(id));
-        if self.draining.is_some() && settled && runs && self.reasons.is_empty() && self.engine.drained() {
+        let run = || self.core.states().all(|(id, _)| self.engine.runs(id));
+        if self.draining.is_some() && settled && self.reasons.is_empty() && self.engine.drained() && run() {
             // Kept, though its writers say from time to time that nothing follows.
             self.drained = self.draining;
         }

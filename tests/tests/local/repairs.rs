@@ -13,7 +13,7 @@ use millrace_tests::faulty::Faults;
 use millrace_tests::{NamedTotals, Outcome, Rec, Ride, life, outcome, plan, scratch, write_topics};
 use proptest::prelude::*;
 
-use crate::upserts::{BY_COLUMN, BY_POSITION, By, Keys, Order, number, pipeline, topics, totals_of};
+use crate::upserts::{BY_COLUMN, BY_POSITION, By, Keys, Order, number, pipeline, policies, topics, totals_of};
 use crate::worlds_config;
 
 /// The name of the backfill.
@@ -42,13 +42,18 @@ fn worlds() -> impl Strategy<Value = World> {
         time,
         partition,
     });
-    let how = prop_oneof![
-        (prop_oneof![Just(Keys::Text), Just(Keys::Json), Just(Keys::Unknown)], Just(By::Column)),
-        (prop_oneof![Just(Keys::Text), Just(Keys::Json)], Just(By::Position)),
-    ];
     let turns = proptest::collection::vec((any::<bool>(), 0..60_u32, 0..12_usize), 0..8);
     let range = (0..1000_i64, 0..1000_i64).prop_map(|(a, b)| (a.min(b), a.max(b) + 1));
-    (proptest::collection::vec(order, 1..60), 1..=3_i32, how, any::<bool>(), 0..40_usize, range, turns, 1..20_usize)
+    (
+        proptest::collection::vec(order, 1..60),
+        1..=3_i32,
+        policies(),
+        any::<bool>(),
+        0..40_usize,
+        range,
+        turns,
+        1..20_usize,
+    )
         .prop_map(|(orders, partitions, (keys, by), joined, missed, range, turns, batch_records)| World {
             missed: missed.min(orders.len()),
             orders,

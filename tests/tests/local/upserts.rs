@@ -111,16 +111,20 @@ struct World {
     ride: Ride,
 }
 
+/// What can be told apart: positions in several partitions cannot be compared.
+pub fn policies() -> impl Strategy<Value = (Keys, By)> {
+    prop_oneof![
+        (prop_oneof![Just(Keys::Text), Just(Keys::Json), Just(Keys::Unknown)], Just(By::Column)),
+        (prop_oneof![Just(Keys::Text), Just(Keys::Json)], Just(By::Position)),
+    ]
+}
+
 fn worlds() -> impl Strategy<Value = World> {
     let order =
         (proptest::option::weighted(0.9, 0..5_i64), proptest::option::weighted(0.9, -3..9_i32), 0..90_i64, 0..3_i32)
             .prop_map(|(id, version, time, partition)| Order { id, version, time, partition });
-    let how = prop_oneof![
-        (prop_oneof![Just(Keys::Text), Just(Keys::Json), Just(Keys::Unknown)], Just(By::Column)),
-        (prop_oneof![Just(Keys::Text), Just(Keys::Json)], Just(By::Position)),
-    ];
     let lives = proptest::collection::vec(0..60_u32, 0..5);
-    (proptest::collection::vec(order, 0..60), 1..=3_i32, how, any::<bool>(), (lives, 1..20_usize, 1..40_usize))
+    (proptest::collection::vec(order, 0..60), 1..=3_i32, policies(), any::<bool>(), (lives, 1..20_usize, 1..40_usize))
         .prop_map(|(orders, partitions, (keys, by), joined, (lives, batch_records, waiting_rows_max))| {
             let ride = Ride { lives, batch_records, waiting_rows_max };
             World { orders, partitions, keys, by, joined, ride }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use millrace_core::plan::{OperatorKind, Plan};
+use millrace_core::plan::{OperatorKind, Plan, StartFrom};
 use millrace_plan::backfill::{Repair, repair};
 use millrace_plan::{Names, explain};
 
@@ -97,4 +97,15 @@ fn what_cannot_be_repaired_is_said_for_each_sink() {
     }
     let older = "was compiled by an older release, which takes no repairs";
     assert_eq!(said(&plan, &["latest"]), [format!("spec.sinks[0]: {older}")]);
+}
+
+#[test]
+fn a_table_that_began_at_its_end_is_read_whole_by_a_backfill() {
+    let yaml = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/upsert-steps.yaml"));
+    let late = yaml.replace("kafka: {topic: customers}", "kafka: {topic: customers, startFrom: {policy: Latest}}");
+    let live = compiled(&late).plan;
+    let of = Repair { prefix: "again".to_owned(), sinks: &["latest".to_owned()], topic: &str::to_owned };
+    let plan = repair(&live, &of).unwrap_or_else(|mistakes| panic!("{mistakes:#?}"));
+    let table = |plan: &Plan| plan.source("customers").map(|source| source.start_from.clone());
+    assert_eq!([table(&live), table(&plan)], [Some(StartFrom::Latest), Some(StartFrom::Earliest)]);
 }
