@@ -111,6 +111,7 @@ pub struct Sandbox {
     init: u32,
     network: Network,
     link: String,
+    link_index: String,
     hosts: AtomicU8,
 }
 
@@ -119,7 +120,8 @@ impl Sandbox {
         let mut guard = Guard::start()?;
         let init = guard.wait_for_init()?;
         let (network, link) = connect(init).context("connect the sandbox's network")?;
-        let sandbox = Self { guard, init, network, link, hosts: AtomicU8::new(0) };
+        let link_index = fs::read_to_string(format!("/sys/class/net/{link}/ifindex")).context("read a link's number")?;
+        let sandbox = Self { guard, init, network, link, link_index, hosts: AtomicU8::new(0) };
         let gateway = sandbox.new_host_address()?;
         ip(&["link", "set", &sandbox.link, "up"])?;
         let inside = ["-euc", INSIDE, "sh", &network.node().to_string(), &gateway.to_string()];
@@ -170,7 +172,24 @@ impl Sandbox {
 
     /// Ends everything in it, and returns when nothing is left.
     pub fn end(mut self) -> anyhow::Result<()> {
-        self.guard.end()
+        self.end_and_wait()
+    }
+
+    /// The kernel takes a network away some time after the last process in it: whoever looks at once finds its link.
+    fn end_and_wait(&mut self) -> anyhow::Result<()> {
+        self.guard.end()?;
+        let path = Path::new("/sys/class/net").join(&self.link).join("ifindex");
+        wait::until("the end of the sandbox's link", DEADLINE, || {
+            // Who starts meanwhile may have the name already.
+            Ok(fs::read_to_string(&path).ok().as_ref() != Some(&self.link_index))
+        })
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        // What is left, the next start removes.
+        let _ = self.end_and_wait();
     }
 }
 
