@@ -71,7 +71,6 @@ pub const SAVEPOINT: Kind = Kind {
     scales: false,
 };
 
-/// Read by `millrace run --local`; no cluster has it yet, since no operator acts on it.
 pub const BACKFILL: Kind = Kind {
     name: backfill::KIND,
     singular: "backfill",
@@ -81,12 +80,19 @@ pub const BACKFILL: Kind = Kind {
     schema: schema::backfill,
     rules: rules::BACKFILL_RULES,
     unserved: unserved::BACKFILL,
-    columns: &[],
+    columns: &[
+        READY,
+        ("Phase", "string", ".status.phase"),
+        ("Progress", "string", ".status.progress"),
+        ("ETA", "string", ".status.eta"),
+        ("Applied", "integer", ".status.counts.applied"),
+        AGE,
+        MESSAGE,
+    ],
     scales: false,
 };
 
-/// Those that a cluster has.
-pub const ALL: [&Kind; 2] = [&PIPELINE, &SAVEPOINT];
+pub const ALL: [&Kind; 3] = [&PIPELINE, &SAVEPOINT, &BACKFILL];
 
 impl Kind {
     /// Name of its CustomResourceDefinition.

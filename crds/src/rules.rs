@@ -327,6 +327,8 @@ pub const RULES: &[Rule] = &[
     },
 ];
 
+const ANOTHER_BACKFILL: &str = "make another Backfill; rateLimit, suspend, yieldToLive and attempt may change";
+
 /// Every rule of a Savepoint.
 pub const SAVEPOINT_RULES: &[Rule] = &[
     Rule {
@@ -405,19 +407,39 @@ pub const BACKFILL_RULES: &[Rule] = &[
         hint: "it is the offset behind the last record",
     },
     Rule {
-        at: &["spec.range"],
-        field: "partition",
-        cel: "!has(self.offsets) || \
-              self.offsets.all(o, self.offsets.exists_one(p, p.source == o.source && p.partition == o.partition))",
-        twin: Twin::Items {
-            list: "offsets",
-            holds: |range, item| {
-                let same = |other: &&Object| ["source", "partition"].iter().all(|f| other.get(*f) == item.get(*f));
-                items(range, "offsets").filter(same).count() == 1
-            },
-        },
-        message: "is there twice",
-        hint: "one range for each partition",
+        at: &["spec"],
+        field: "pipelineRef",
+        cel: "self.pipelineRef == oldSelf.pipelineRef",
+        twin: Twin::Edit(|old, new| old.get("pipelineRef") == new.get("pipelineRef")),
+        message: "is immutable",
+        hint: ANOTHER_BACKFILL,
+    },
+    Rule {
+        at: &["spec"],
+        field: "range",
+        cel: "self.range == oldSelf.range",
+        twin: Twin::Edit(|old, new| old.get("range") == new.get("range")),
+        message: "is immutable",
+        hint: ANOTHER_BACKFILL,
+    },
+    Rule {
+        at: &["spec"],
+        field: "sinks",
+        cel: "has(self.sinks) == has(oldSelf.sinks) && (!has(self.sinks) || self.sinks == oldSelf.sinks)",
+        twin: Twin::Edit(|old, new| old.get("sinks") == new.get("sinks")),
+        message: "is immutable",
+        hint: ANOTHER_BACKFILL,
+    },
+    Rule {
+        at: &["spec"],
+        field: "attempt",
+        cel: "self.attempt >= oldSelf.attempt",
+        twin: Twin::Edit(|old, new| {
+            let of = |spec: &Object| spec.get("attempt").and_then(Value::as_u64);
+            of(old) <= of(new)
+        }),
+        message: "may only be raised",
+        hint: "raise it when the backfill has ended, to do it again",
     },
 ];
 

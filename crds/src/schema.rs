@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use crate::backfill::BackfillSpec;
+use crate::backfill::{BackfillSpec, BackfillStatus};
 use crate::pipeline::{PipelineSpec, PipelineStatus};
 use crate::savepoint::{SavepointSpec, SavepointStatus};
 
@@ -30,7 +30,7 @@ static SAVEPOINT: LazyLock<Value> = LazyLock::new(|| {
 
 static BACKFILL: LazyLock<Value> = LazyLock::new(|| {
     let about = "History, computed again beside the pipeline that goes on.";
-    whole(about, schema_of::<BackfillSpec>(), json!({"type": "object"}))
+    whole(about, schema_of::<BackfillSpec>(), schema_of::<BackfillStatus>())
 });
 
 /// The structural schema of a whole `Pipeline`, without CEL rules.

@@ -379,6 +379,7 @@ impl Worker<'_> {
             messages,
             savepoint,
             snapshots,
+            ..WorkerReport::default()
         });
     }
 

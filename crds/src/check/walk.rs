@@ -140,32 +140,34 @@ fn list(schema: &Value, node: &Node<'_>, items: &[Value], mistakes: &mut Vec<Mis
     }
     match schema["x-kubernetes-list-type"].as_str() {
         Some("map") => {
-            for key in schema["x-kubernetes-list-map-keys"].as_array().into_iter().flatten().filter_map(Value::as_str) {
-                duplicates(node, items, &|item| item.get(key), &format!(".{key}"), mistakes);
-            }
+            let keys = schema["x-kubernetes-list-map-keys"].as_array().into_iter().flatten();
+            let keys: Vec<&str> = keys.filter_map(Value::as_str).collect();
+            let suffix = format!(".{}", keys.last().unwrap_or(&""));
+            duplicates(node, items, &|item| keys.iter().map(|key| item.get(*key)).collect(), &suffix, mistakes);
         }
-        Some("set") => duplicates(node, items, &Some, "", mistakes),
+        Some("set") => duplicates(node, items, &|item| Some(vec![item]), "", mistakes),
         _ => {}
     }
 }
 
-/// Lists of ours have one map key each, so that two items with equal keys are always duplicates.
+/// Items with equal keys; a mistake points to the last of the keys.
 fn duplicates<'v>(
     node: &Node<'_>,
     items: &'v [Value],
-    key: &dyn Fn(&'v Value) -> Option<&'v Value>,
+    keys: &dyn Fn(&'v Value) -> Option<Vec<&'v Value>>,
     suffix: &str,
     mistakes: &mut Vec<Mistake>,
 ) {
     let mut seen = std::collections::BTreeMap::new();
     for (i, item) in items.iter().enumerate() {
-        let Some(key) = key(item) else { continue };
-        if let Some(first) = seen.get(&key.to_string()) {
+        let Some(keys) = keys(item) else { continue };
+        let key = keys.iter().map(ToString::to_string).collect::<Vec<_>>();
+        if let Some(first) = seen.get(&key) {
             let message = format!("is the same as in {}[{first}]", node.path);
             let path = format!("{}[{i}]{suffix}", node.path);
-            mistakes.push(Mistake::new(path, Some(key), message, "rename one of the two, or remove it"));
+            mistakes.push(Mistake::new(path, keys.last().copied(), message, "rename one of the two, or remove it"));
         } else {
-            seen.insert(key.to_string(), i);
+            seen.insert(key, i);
         }
     }
 }

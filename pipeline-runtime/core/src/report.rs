@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::fingerprint::fnv1a;
 use crate::ids::{Epoch, Generation, Partition, TaskId, Timeline};
+use crate::totals::Totals;
 
 /// Of [`WorkerReport`].
 pub const REPORT_VERSION: u32 = 1;
@@ -67,6 +68,45 @@ pub struct WorkerReport {
     pub savepoint: Option<CutReport>,
     /// The newest snapshot of each of its tasks that it has written or found.
     pub snapshots: Vec<SnapshotReport>,
+    /// What guards have done with rows of backfills since the pipeline's start, by sink: its tasks together.
+    pub repairs: BTreeMap<String, Totals>,
+    /// Of a worker that runs a backfill.
+    pub backfill: Option<BackfillReport>,
+}
+
+/// How far a backfill is. So it answers its operator while it runs, and so `millrace run --backfill --report` ends.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct BackfillReport {
+    /// Partitions of streams in which there is something.
+    pub parts: Vec<PartReport>,
+    /// How many records of streams it may read in a second now; `None`: as many as it can.
+    pub records_per_second: Option<u64>,
+    /// All that is in the range was computed, and is committed.
+    pub computed: bool,
+    /// And the pipeline has taken all of it.
+    pub taken: bool,
+    /// The watermark of its streams.
+    pub event_time_ms: Option<i64>,
+    /// Rows that it has written for the sinks.
+    pub rows: u64,
+    /// By step; `source <name>` for the reading of a source.
+    pub totals: BTreeMap<String, Totals>,
+    /// Why it cannot be done.
+    pub errors: Vec<String>,
+}
+
+/// A part of a partition, and where a backfill stands in it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PartReport {
+    pub source: String,
+    pub partition: Partition,
+    pub from: i64,
+    /// Behind the last one.
+    pub to: i64,
+    /// The next one to be read.
+    pub next: i64,
 }
 
 /// Of a [`Cut`](crate::assignment::Cut).
@@ -299,6 +339,18 @@ impl RestoreReport {
     /// As JSON of at most `bytes`; what it names most of is left out first.
     pub fn json(&self, bytes: usize) -> String {
         cut(self, bytes, |report| [&mut report.already_written, &mut report.errors]).unwrap_or_default()
+    }
+}
+
+impl BackfillReport {
+    /// As JSON of at most `bytes`: where it stood is left out first, since a report that is cut is one of its end.
+    pub fn json(&self, bytes: usize) -> String {
+        let whole = text(self);
+        if whole.len() <= bytes {
+            return whole;
+        }
+        let short = Self { parts: Vec::new(), ..self.clone() };
+        cut(&short, bytes, |report| [&mut report.errors]).unwrap_or_default()
     }
 }
 

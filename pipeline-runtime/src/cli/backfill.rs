@@ -146,7 +146,7 @@ pub fn local(file: &Path, (pipeline, live): (&Pipeline, &Plan), files: &FileLogC
     std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
     let mut log = FileLog::open(files).map_err(anyhow::Error::from)?;
     let mut pinned = match read_json(&pinned_file)? {
-        Some(Pinned { spec: before, .. }) if pinned_part(&before) != pinned_part(&backfill.spec) => {
+        Some(Pinned { spec: before, .. }) if before.pinned() != backfill.spec.pinned() => {
             let text = format!("backfill '{name}' was begun with another spec: give this one another name");
             return Err(Failure::Said(vec![text]));
         }
@@ -173,11 +173,6 @@ pub fn local(file: &Path, (pipeline, live): (&Pipeline, &Plan), files: &FileLogC
         write_json(&pinned_file, &pinned)?;
     }
     Ok(())
-}
-
-/// What may not change while it runs.
-fn pinned_part(spec: &BackfillSpec) -> BackfillSpec {
-    BackfillSpec { rate_limit: None, ..spec.clone() }
 }
 
 fn rate(spec: &BackfillSpec) -> Option<u64> {

@@ -239,7 +239,7 @@ impl Process {
             drained: self.drained,
             warm: warm.collect(),
             savepoint: follows.and_then(|follows| follows.savepoint.as_ref()).map(|cut| self.cut_report(&cut.id)),
-            snapshots: Vec::new(),
+            ..WorkerReport::default()
         }
     }
 }
