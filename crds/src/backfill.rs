@@ -183,6 +183,10 @@ pub struct BackfillStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counts: Option<BackfillCounts>,
 
+    /// When the numbers above were true.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub as_of: Option<Timestamp>,
+
     /// What did not arrive, and why; empty: all counts balance.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<String>,

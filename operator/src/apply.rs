@@ -12,8 +12,8 @@ use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParam
 use kube::core::GroupVersionKind;
 use kube::runtime::events::{Event as KubeEvent, EventType, Recorder};
 use millrace_crds::pipeline::{API_VERSION, KIND, PipelineStatus};
-use millrace_crds::savepoint;
 use millrace_crds::timestamp::Timestamp;
+use millrace_crds::{backfill, savepoint};
 use millrace_operator_core::decision::{Action, Certify, Event};
 use millrace_operator_core::names::{AUTOSCALER, FIELD_MANAGER, Names, RENEW_AFTER};
 use millrace_operator_core::render::PROMETHEUS_RULE;
@@ -49,6 +49,10 @@ pub fn pipelines() -> ApiResource {
 
 pub fn savepoints() -> ApiResource {
     resource(API_VERSION, savepoint::KIND, "savepoints")
+}
+
+pub fn backfills() -> ApiResource {
+    resource(API_VERSION, backfill::KIND, "backfills")
 }
 
 pub fn resource(api_version: &str, kind: &str, plural: &str) -> ApiResource {
@@ -116,18 +120,45 @@ impl Writer {
                 }
             }
             Action::SavepointStatus { name, uid, status, over } => {
-                let patch = json!({
-                    "apiVersion": API_VERSION,
-                    "kind": savepoint::KIND,
-                    "metadata": {"name": name, "uid": uid, "resourceVersion": over},
-                    "status": status,
-                });
-                let by = PatchParams::apply(FIELD_MANAGER).force();
-                match self.savepoints(names).patch_status(name, &by, &Patch::Apply(&patch)).await {
-                    Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-                    outcome => outcome.map(drop).with_context(|| format!("write the status of Savepoint {name}")),
-                }
+                let resource = savepoints();
+                self.status_of(names, &resource, (name, uid, over), &json!(status)).await
             }
+            Action::BackfillStatus { name, uid, status, over } => {
+                let resource = backfills();
+                self.status_of(names, &resource, (name, uid, over), &json!(status)).await
+            }
+            Action::Pace { address, records_per_second } => {
+                let key = Key { namespace: names.namespace.clone(), name: names.pipeline.clone() };
+                let Some(config) = self.client_of(names, &key, clients).await? else { return Ok(()) };
+                // Its next report says that it has not heard, and then it is told again.
+                if let Err(error) = workers::pace(config, address, *records_per_second).await {
+                    tracing::debug!(%key, error = format!("{error:#}"), "a backfill was not told its rate");
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes the whole status of an object that is not the Pipeline.
+    async fn status_of(
+        &self,
+        names: &Names,
+        resource: &ApiResource,
+        (name, uid, over): (&str, &str, &str),
+        status: &Value,
+    ) -> anyhow::Result<()> {
+        let kind = &resource.kind;
+        let patch = json!({
+            "apiVersion": API_VERSION,
+            "kind": kind,
+            "metadata": {"name": name, "uid": uid, "resourceVersion": over},
+            "status": status,
+        });
+        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &names.namespace, resource);
+        let by = PatchParams::apply(FIELD_MANAGER).force();
+        match api.patch_status(name, &by, &Patch::Apply(&patch)).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            outcome => outcome.map(drop).with_context(|| format!("write the status of {kind} {name}")),
         }
     }
 
@@ -189,8 +220,8 @@ impl Writer {
     }
 
     pub async fn say(&self, names: &Names, event: &Event) {
-        let (kind, name, uid) = match &event.savepoint {
-            Some((name, uid)) => (savepoint::KIND, name, uid),
+        let (kind, name, uid) = match &event.about {
+            Some(about) => (about.kind, &about.name, &about.uid),
             None => (KIND, &names.pipeline, &names.uid),
         };
         let reference = k8s_openapi::api::core::v1::ObjectReference {

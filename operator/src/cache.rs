@@ -1,4 +1,5 @@
-//! What the watches have seen: every Pipeline, the objects with its label, Savepoints, and the versions of Secrets.
+//! What the watches have seen: every Pipeline, the objects with its label, Savepoints, Backfills, and the versions of
+//! Secrets.
 //!
 //! Objects are kept as the JSON that a decision reads, so that a Pipeline that does not fit our types is no reason for a
 //! watch to fail: the others go on. They are kept as texts, since trees of them take several times as much, and without
@@ -36,6 +37,7 @@ impl std::fmt::Display for Key {
 pub enum Subject {
     Pipelines,
     Savepoints,
+    Backfills,
     /// Objects with our label, of one kind.
     Children,
     /// Rules in the operator's namespace, of one kind. Labels say which Pipeline they are about, who may be in any namespace
@@ -48,7 +50,7 @@ pub enum Subject {
 /// What a change asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A person changed the Pipeline.
+    /// A person changed the Pipeline, or a Backfill of it.
     Edit(Key),
     /// One of its objects is another.
     Child(Key),
@@ -105,10 +107,10 @@ impl Cache {
         self.watches().iter().map(|watch| watch.newest).max().unwrap_or_default()
     }
 
-    /// All Pipelines, and those that Savepoints name or that rules are about although they are not there.
+    /// All Pipelines, and those that Savepoints and Backfills name or that rules are about although they are not there.
     pub fn all(&self) -> BTreeSet<Key> {
         let watches = self.watches();
-        let looked_at = [Subject::Pipelines, Subject::Savepoints, Subject::Rules];
+        let looked_at = [Subject::Pipelines, Subject::Savepoints, Subject::Backfills, Subject::Rules];
         let of_these = watches.iter().filter(|watch| looked_at.contains(&watch.subject));
         of_these.flat_map(|watch| watch.objects.keys().map(|(key, _)| key.clone())).collect()
     }
@@ -132,6 +134,11 @@ impl Cache {
         });
         let texts: Vec<Arc<str>> = self.own(Subject::Children, key).into_iter().chain(secrets).collect();
         texts.iter().map(|text| object(text)).collect()
+    }
+
+    /// The Backfills of a Pipeline, whether that is there or not.
+    pub fn backfills(&self, pipeline: &Key) -> Vec<Value> {
+        self.own(Subject::Backfills, pipeline).iter().map(|text| object(text)).collect()
     }
 
     /// What the operator's namespace has of rules about a Pipeline, whether that is there or not.
@@ -264,17 +271,25 @@ impl Watch {
         let about = label(ABOUT_NAMESPACE_LABEL).zip(label(ABOUT_PIPELINE_LABEL));
         let version = metadata.resource_version.clone().unwrap_or_default();
         let mut restores = None;
+        // Of those whose status nobody but the operator writes.
+        let spec_mark = || {
+            let (dates, texts) = ((metadata.generation, &metadata.deletion_timestamp), &metadata.annotations);
+            json!([dates, texts, metadata.finalizers, metadata.uid]).to_string()
+        };
         let (at, mark, names) = match self.subject {
             Subject::Pipelines => {
-                let (dates, texts) = ((metadata.generation, &metadata.deletion_timestamp), &metadata.annotations);
-                // Nobody but the operator writes the status.
-                let mark = json!([dates, texts, metadata.finalizers, metadata.uid]).to_string();
+                let mark = spec_mark();
                 restores = object.data["spec"]["restore"]["savepointRef"]["name"].as_str().map(str::to_owned);
                 ((Key { namespace, name }, String::new()), mark, named_by(&object.data))
             }
             Subject::Savepoints => {
                 let of = object.data["spec"]["pipelineRef"]["name"].as_str().unwrap_or_default().to_owned();
                 ((Key { namespace, name: of }, name), version, Vec::new())
+            }
+            Subject::Backfills => {
+                let mark = spec_mark();
+                let of = object.data["spec"]["pipelineRef"]["name"].as_str().unwrap_or_default().to_owned();
+                ((Key { namespace, name: of }, name), mark, Vec::new())
             }
             Subject::Children => ((Key { namespace, name: owner? }, name), version, Vec::new()),
             Subject::Rules => {
@@ -302,7 +317,7 @@ impl Watch {
 
     fn change(&self, (key, name): &(Key, String), kept: &Kept) -> Change {
         match (self.subject, kept.names.first()) {
-            (Subject::Pipelines, _) => Change::Edit(key.clone()),
+            (Subject::Pipelines | Subject::Backfills, _) => Change::Edit(key.clone()),
             (Subject::Savepoints, _) => {
                 let savepoint = Key { namespace: key.namespace.clone(), name: name.clone() };
                 Change::Savepoint { pipeline: key.clone(), savepoint }
@@ -407,6 +422,21 @@ mod tests {
         let change = Change::Savepoint { pipeline: key(""), savepoint: key("imported") };
         assert_eq!(cache.take(savepoints, Event::Apply(imported)), [change]);
         assert_eq!(cache.savepoints(&key("")).len(), 1);
+    }
+
+    #[test]
+    fn a_backfill_concerns_its_pipeline_until_its_status_is_written() {
+        let cache = Cache::default();
+        let watch = cache.register(Subject::Backfills);
+        let mut backfill = object("Backfill", "again", "", "1");
+        backfill.data = json!({"spec": {"pipelineRef": {"name": "a"}}});
+        assert_eq!(cache.take(watch, Event::Apply(backfill.clone())), [Change::Edit(key("a"))]);
+        backfill.metadata.resource_version = Some("2".to_owned());
+        backfill.data["status"] = json!({"phase": "Running"});
+        assert!(cache.take(watch, Event::Apply(backfill)).is_empty());
+        assert_eq!(cache.backfills(&key("a"))[0]["status"]["phase"], "Running");
+        assert_eq!(cache.all().into_iter().collect::<Vec<_>>(), [key("a")], "it may not be there");
+        assert!(cache.backfills(&key("b")).is_empty());
     }
 
     #[test]

@@ -15,7 +15,7 @@ use millrace_operator_core::render::PROMETHEUS_RULE;
 use tokio::sync::mpsc::Receiver;
 use tokio::task::JoinSet;
 
-use crate::apply::{CHILDREN, pipelines, resource, savepoints};
+use crate::apply::{CHILDREN, backfills, pipelines, resource, savepoints};
 use crate::cache::{Cache, Change, Subject};
 use crate::clock;
 use crate::compile::{Compiler, Question};
@@ -86,6 +86,7 @@ impl Controller {
             let labelled = own.clone().labels(PIPELINE_LABEL);
             self.watch_one(tasks, namespace, pipelines(), Subject::Pipelines, own.clone());
             self.watch_one(tasks, namespace, savepoints(), Subject::Savepoints, own.clone());
+            self.watch_one(tasks, namespace, backfills(), Subject::Backfills, own.clone());
             let rules = self.reconciler.settings.rules.prometheus_rules();
             for (api_version, kind, plural) in CHILDREN.iter().chain(rules.then_some(&PROMETHEUS_RULE)) {
                 let resource = resource(api_version, kind, plural);
@@ -142,7 +143,7 @@ impl Controller {
                 };
                 watcher(api, config).map_ok(move |event| mapped(event, whole)).boxed()
             }
-            Subject::Pipelines | Subject::Savepoints | Subject::Children | Subject::Rules => {
+            Subject::Pipelines | Subject::Savepoints | Subject::Backfills | Subject::Children | Subject::Rules => {
                 let api: Api<DynamicObject> = match namespace {
                     Some(namespace) => Api::namespaced_with(client, namespace, &resource),
                     None => Api::all_with(client, &resource),

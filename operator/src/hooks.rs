@@ -6,7 +6,7 @@ use hyper_util::rt::TokioIo;
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams};
 use millrace_crds::pipeline::{API_VERSION, KIND};
-use millrace_crds::savepoint;
+use millrace_crds::{backfill, savepoint};
 use millrace_operator_core::names::FINALIZER;
 use serde_json::json;
 use tokio::net::TcpStream;
@@ -70,7 +70,7 @@ pub async fn self_test(client: Client, url: &str) -> anyhow::Result<()> {
     let group = API_VERSION.split_once('/').map_or("", |(group, _)| group);
     let group = kube::discovery::group(&client, group).await.context("ask the API server for our kinds")?;
     let served = group.recommended_resources();
-    for kind in [KIND, savepoint::KIND] {
+    for kind in [KIND, savepoint::KIND, backfill::KIND] {
         if !served.iter().any(|(resource, _)| resource.kind == kind) {
             bail!("the API server does not serve {API_VERSION} {kind}");
         }

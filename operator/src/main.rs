@@ -24,6 +24,7 @@ use tokio::task::JoinSet;
 use tracing_subscriber::EnvFilter;
 
 use crate::apply::Writer;
+use crate::backfills::Backfills;
 use crate::cache::Cache;
 use crate::compile::Compiler;
 use crate::controller::Controller;
@@ -33,6 +34,7 @@ use crate::reconcile::Reconciler;
 use crate::slos::Slos;
 
 mod apply;
+mod backfills;
 mod cache;
 mod certificates;
 mod clock;
@@ -157,7 +159,8 @@ async fn run(client: Client, args: RunArgs, namespaces: Vec<String>) -> anyhow::
     let settings = settings(&args, &client).await?;
     let identity = identity()?;
     let (slos, queue) = (Arc::new(Slos::default()), Arc::new(Queue::default()));
-    let metrics = Arc::new(Metrics::new(&slos).context("register metrics")?);
+    let backfills = Arc::new(Backfills::default());
+    let metrics = Arc::new(Metrics::new(&slos, &backfills).context("register metrics")?);
     let ready = Arc::new(AtomicBool::new(args.leader_election_namespace.is_some()));
     let health = http::Health { metrics: Arc::clone(&metrics), queue: Arc::clone(&queue), ready: Arc::clone(&ready) };
     let serving = http::serve(args.metrics, health);
@@ -175,7 +178,7 @@ async fn run(client: Client, args: RunArgs, namespaces: Vec<String>) -> anyhow::
             compiler,
             sender,
             Arc::clone(&metrics),
-            Arc::clone(&slos),
+            (Arc::clone(&slos), backfills),
         );
         let (reconciler, leader) = (Arc::new(reconciler), metrics.leader.clone());
         let controller =

@@ -6,6 +6,7 @@ use prometheus::{
     Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
 };
 
+use crate::backfills::{self, Backfills};
 use crate::slos::{Series, Slos};
 
 const SECONDS: [f64; 12] = [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
@@ -38,8 +39,9 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    pub fn new(slos: &Arc<Slos>) -> Result<Self, prometheus::Error> {
+    pub fn new(slos: &Arc<Slos>, backfills: &Arc<Backfills>) -> Result<Self, prometheus::Error> {
         let about_pipelines = Registry::new();
+        about_pipelines.register(Box::new(backfills::Series::new(Arc::clone(backfills))?))?;
         about_pipelines.register(Box::new(Series::new(Arc::clone(slos))?))?;
         let registry = Registry::new_custom(Some("millrace_operator".to_owned()), None)?;
         let histogram = |name: &str, help: &str, label: &str| {

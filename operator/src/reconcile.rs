@@ -9,12 +9,12 @@ use anyhow::Context;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::Api;
 use millrace_core::fingerprint::fnv1a;
-use millrace_core::report::{CompileRequest, WorkerReport};
+use millrace_core::report::{BackfillReport, CompileRequest, WorkerReport};
 use millrace_operator_core::autoscale::{History, Terms, sample};
 use millrace_operator_core::decide::{decide_alone, decide_on};
 use millrace_operator_core::decision::{Action, Decision, Event};
 use millrace_operator_core::facts::{Facts, Read};
-use millrace_operator_core::names::{CONTROL_PORT, Names};
+use millrace_operator_core::names::{BACKFILL, CONTROL_PORT, Names};
 use millrace_operator_core::observed::{Admission, Compilation, Observed};
 use millrace_operator_core::questions;
 use millrace_operator_core::settings::Settings;
@@ -25,6 +25,7 @@ use tokio::sync::mpsc::Sender;
 use tokio::task::JoinSet;
 
 use crate::apply::Writer;
+use crate::backfills::Backfills;
 use crate::cache::{Cache, Key};
 use crate::clock;
 use crate::compile::{self, Compiler, Question};
@@ -44,6 +45,8 @@ struct Memory {
     /// With the uid of the pod: what a former one said is of no use.
     reports: BTreeMap<u32, (String, WorkerReport)>,
     reported: Option<Instant>,
+    /// Of the pod that computes a backfill, with its address.
+    backfill: Option<(String, BackfillReport)>,
     /// What they said over the last while, where autoscaling is on.
     history: History,
     /// Digest of a pod template, and what the API server said of it.
@@ -72,6 +75,7 @@ pub struct Reconciler {
     pub clients: Clients,
     pub metrics: Arc<Metrics>,
     pub slos: Arc<Slos>,
+    pub backfills: Arc<Backfills>,
     memory: Mutex<HashMap<Key, Memory>>,
 }
 
@@ -83,10 +87,10 @@ impl Reconciler {
         compiler: Arc<Compiler>,
         questions: Sender<Question>,
         metrics: Arc<Metrics>,
-        slos: Arc<Slos>,
+        (slos, backfills): (Arc<Slos>, Arc<Backfills>),
     ) -> Self {
         let (clients, memory) = (Clients::default(), Mutex::default());
-        Self { settings, cache, writer, compiler, questions, clients, metrics, slos, memory }
+        Self { settings, cache, writer, compiler, questions, clients, metrics, slos, backfills, memory }
     }
 
     /// Looks at a Pipeline, and says when to look again.
@@ -105,6 +109,7 @@ impl Reconciler {
             self.slos.written(key);
         }
         self.status(key, &facts.names, &decision).await.inspect_err(|_| self.failed("status"))?;
+        self.backfills.know(key, &observed.backfills, &decision);
         if !self.with(key, |memory| std::mem::replace(&mut memory.looked_at, true)) {
             self.metrics.looked_at.inc();
         }
@@ -116,8 +121,8 @@ impl Reconciler {
     /// Everything that a decision depends on, and what of the objects was read.
     async fn dereference(&self, key: &Key, pipeline: Value, lane: Lane) -> anyhow::Result<(Observed, Read)> {
         let (children, savepoints) = (self.cache.children(key), self.cache.savepoints(key));
-        let rules = self.cache.rules(key);
-        let objects = Observed { pipeline, children, rules, savepoints, ..Observed::default() };
+        let (backfills, rules) = (self.cache.backfills(key), self.cache.rules(key));
+        let objects = Observed { pipeline, children, rules, savepoints, backfills, ..Observed::default() };
         let facts = Facts::of(&objects);
         let version = |name: String| {
             let version = self.cache.secret(&Key { name: name.clone(), ..key.clone() });
@@ -133,7 +138,7 @@ impl Reconciler {
                 None
             }
         };
-        let reports = self.reports(key, &facts, lane, from).await;
+        let (reports, backfill) = self.reports(key, &facts, lane, from).await;
         let history = self.with(key, |memory| memory.history.clone());
         let slos = self.slos.judge(key).map(|(said, unobserved)| {
             self.metrics.unobserved_slices.inc_by(unobserved);
@@ -154,6 +159,7 @@ impl Reconciler {
             recovered,
             admission,
             reports,
+            backfill,
             history,
             live_written_ms,
             slos,
@@ -162,15 +168,17 @@ impl Reconciler {
         Ok((observed, read))
     }
 
-    /// What the workers say: from a moment ago where a person waits, else asked now. `from`: the slice from which on each is
-    /// to tell for the SLOs, if there are any.
+    /// What the workers say, and the pod of a backfill: from a moment ago where a person waits, else asked now. `from`: the
+    /// slice from which on each worker is to tell for the SLOs, if there are any.
     async fn reports(
         &self,
         key: &Key,
         facts: &Facts<'_>,
         lane: Lane,
         from: Option<BTreeMap<u32, i64>>,
-    ) -> BTreeMap<u32, WorkerReport> {
+    ) -> (BTreeMap<u32, WorkerReport>, Option<BackfillReport>) {
+        let computes = facts.jobs.iter().filter(|job| job.component == BACKFILL && !job.ending && job.end.is_none());
+        let computes = computes.filter_map(|job| Some(format!("{}:{CONTROL_PORT}", job.address.as_ref()?))).next();
         let addressed = facts.pods.iter().filter_map(|pod| {
             let address = format!("{}:{CONTROL_PORT}", pod.address.as_ref()?);
             Some((pod.ordinal, Address { uid: pod.uid.clone(), address }))
@@ -182,10 +190,15 @@ impl Reconciler {
         if age.is_some_and(|age| age < new_enough) {
             let same = |worker: &u32, uid: &str| addresses.get(worker).is_some_and(|address| address.uid == uid);
             let known = known.into_iter().filter(|(worker, (uid, _))| same(worker, uid));
-            return known.map(|(worker, (_, report))| (worker, report)).collect();
+            let backfill = self.with(key, |memory| memory.backfill.clone());
+            let backfill = backfill.filter(|(address, _)| computes.as_ref() == Some(address));
+            let reports = known.map(|(worker, (_, report))| (worker, report)).collect();
+            return (reports, backfill.map(|(_, report)| report));
         }
         let asked = !addresses.is_empty();
-        let answered = self.ask(key, facts, addresses, from.as_ref()).await;
+        let (answered, backfill) =
+            tokio::join!(self.ask(key, facts, addresses, from.as_ref()), self.ask_backfill(key, facts, computes));
+        self.with(key, |memory| memory.backfill.clone_from(&backfill));
         // Nobody answers for a pod that has no address yet.
         let silence = from.into_iter().flatten().map(|(worker, _)| (worker, Answer::Silence));
         let mut answers: BTreeMap<u32, Answer> = silence.collect();
@@ -210,7 +223,25 @@ impl Reconciler {
                 }
             });
         }
-        reports
+        (reports, backfill.map(|(_, report)| report))
+    }
+
+    /// What the pod at an address says, if it answers.
+    async fn ask_backfill(
+        &self,
+        key: &Key,
+        facts: &Facts<'_>,
+        address: Option<String>,
+    ) -> Option<(String, BackfillReport)> {
+        let address = address?;
+        let config = self.writer.client_of(&facts.names, key, &self.clients).await.ok()??;
+        match workers::report(config, &address, None).await {
+            Ok((report, _)) => Some((address, report.backfill?)),
+            Err(error) => {
+                tracing::debug!(%key, error = format!("{error:#}"), "the pod of a backfill did not answer");
+                None
+            }
+        }
     }
 
     /// The workers that answer, each with the uid of its pod.
@@ -346,14 +377,15 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Looks at the Savepoints of a Pipeline that is not there, or at those that were imported; and at rules that are left
-    /// of one.
+    /// Looks at the Savepoints and Backfills of a Pipeline that is not there, or at Savepoints that were imported; and at rules
+    /// that are left of one.
     async fn alone(&self, key: &Key) -> anyhow::Result<Option<Duration>> {
         let (savepoints, rules) = (self.cache.savepoints(key), self.cache.rules(key));
-        if savepoints.is_empty() && rules.is_empty() {
+        let backfills = self.cache.backfills(key);
+        if savepoints.is_empty() && backfills.is_empty() && rules.is_empty() {
             return Ok(None);
         }
-        let decision = decide_alone(&savepoints, &rules, clock::now());
+        let decision = decide_alone(&savepoints, &backfills, &rules, clock::now());
         let names = Names { namespace: key.namespace.clone(), pipeline: key.name.clone(), uid: String::new() };
         self.apply(&names, &decision).await?;
         self.status(key, &names, &decision).await?;
@@ -375,6 +407,7 @@ impl Reconciler {
         self.compiler.forget(key);
         self.clients.forget(key);
         self.slos.forget(key);
+        self.backfills.forget(key);
         if let Some((names, prefix)) = memory.and_then(|memory| memory.was) {
             let note = format!(
                 "internal topics and groups that start with '{prefix}-' stay, unless they were deleted; applied again, the pipeline goes on where it was"
@@ -415,5 +448,7 @@ fn label(action: &Action) -> &'static str {
         Action::Scale { .. } => "scale",
         Action::SetFinalizers { .. } => "finalizers",
         Action::SavepointStatus { .. } => "savepoint",
+        Action::BackfillStatus { .. } => "backfill",
+        Action::Pace { .. } => "pace",
     }
 }

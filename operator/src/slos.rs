@@ -165,17 +165,22 @@ impl Collector for Series {
                 }
             }
         }
-        let family = |((name, help, kind), metrics): ((&str, &str, MetricType), Vec<Metric>)| {
-            let mut family = MetricFamily::default();
-            family.set_name(name.to_owned());
-            family.set_help(help.to_owned());
-            family.set_field_type(kind);
-            family.set_metric(metrics);
-            family
-        };
-        // The text format has no family without series.
-        FAMILIES.into_iter().zip(series).filter(|(_, metrics)| !metrics.is_empty()).map(family).collect()
+        families(FAMILIES.into_iter().zip(series))
     }
+}
+
+/// Name, help and type of each, with its series.
+pub fn families<'a>(all: impl Iterator<Item = ((&'a str, &'a str, MetricType), Vec<Metric>)>) -> Vec<MetricFamily> {
+    let family = |((name, help, kind), metrics): ((&str, &str, MetricType), Vec<Metric>)| {
+        let mut family = MetricFamily::default();
+        family.set_name(name.to_owned());
+        family.set_help(help.to_owned());
+        family.set_field_type(kind);
+        family.set_metric(metrics);
+        family
+    };
+    // The text format has no family without series.
+    all.filter(|(_, metrics)| !metrics.is_empty()).map(family).collect()
 }
 
 fn labelled(labels: &[(&str, &str)]) -> Metric {
@@ -190,7 +195,7 @@ fn labelled(labels: &[(&str, &str)]) -> Metric {
     metric
 }
 
-fn gauge(labels: &[(&str, &str)], value: f64) -> Metric {
+pub fn gauge(labels: &[(&str, &str)], value: f64) -> Metric {
     let mut gauge = Gauge::default();
     gauge.set_value(value);
     let mut metric = labelled(labels);

@@ -116,6 +116,15 @@ pub async fn let_go(config: Arc<ClientConfig>, address: &str) -> anyhow::Result<
     }
 }
 
+/// Tells a backfill how many records it may read in a second.
+pub async fn pace(config: Arc<ClientConfig>, address: &str, records_per_second: Option<u64>) -> anyhow::Result<()> {
+    let body = Bytes::from(serde_json::to_vec(&serde_json::json!({"recordsPerSecond": records_per_second}))?);
+    match call(config, address, Method::PUT, "/v1/rate", body).await? {
+        (StatusCode::OK, _) => Ok(()),
+        (status, body) => bail!("{address} answered {status}: {}", String::from_utf8_lossy(&body)),
+    }
+}
+
 async fn call(
     config: Arc<ClientConfig>,
     address: &str,

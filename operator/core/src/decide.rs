@@ -36,6 +36,7 @@ use savepoints::Said;
 use validate::{Valid, Verdict};
 
 mod autoscale;
+mod backfills;
 mod deletion;
 mod leaving;
 mod maintain;
@@ -76,6 +77,7 @@ pub fn decide_on(facts: &Facts<'_>, settings: &Settings, now: Timestamp) -> Deci
     } else {
         round.desired(&verdict);
         round.savepoints();
+        round.backfills();
         round.keep_books();
         round.keep_rules();
         if !matches!(verdict, Verdict::Pending) {
@@ -96,9 +98,10 @@ pub fn decide_on(facts: &Facts<'_>, settings: &Settings, now: Timestamp) -> Deci
 }
 
 /// Decides where there is no such Pipeline: about its Savepoints, those too that were imported and that no Pipeline has
-/// looked at, and about rules in the operator's namespace, which nobody else removes.
-pub fn decide_alone(savepoints: &[Value], rules: &[Value], now: Timestamp) -> Decision {
+/// looked at, about its Backfills, and about rules in the operator's namespace, which nobody else removes.
+pub fn decide_alone(savepoints: &[Value], backfills: &[Value], rules: &[Value], now: Timestamp) -> Decision {
     let mut decision = savepoints::alone(savepoints, now);
+    decision.actions.extend(backfills::alone(backfills, now));
     decision.actions.extend(rules.iter().map(deletion_of));
     decision
 }

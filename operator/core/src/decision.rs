@@ -1,6 +1,7 @@
 //! What is to be done, as data. The shell carries actions out in their order and stops at the first that fails.
 
 use millrace_core::assignment::Assignment;
+use millrace_crds::backfill::BackfillStatus;
 use millrace_crds::pipeline::PipelineStatus;
 use millrace_crds::savepoint::SavepointStatus;
 use serde_json::Value;
@@ -63,6 +64,18 @@ pub enum Action {
         status: Box<SavepointStatus>,
         over: String,
     },
+    /// The whole status of a Backfill.
+    BackfillStatus {
+        name: String,
+        uid: String,
+        status: Box<BackfillStatus>,
+        over: String,
+    },
+    /// How many records a backfill may read in a second, to its pod at once. `None`: as many as it can.
+    Pace {
+        address: String,
+        records_per_second: Option<u64>,
+    },
 }
 
 /// What of the control API's certificates.
@@ -78,17 +91,25 @@ pub enum Certify {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     pub warning: bool,
-    /// Name and uid of the Savepoint that it is about; else it is about the Pipeline.
-    pub savepoint: Option<(String, String)>,
+    /// What it is about, if not the Pipeline.
+    pub about: Option<About>,
     /// One word.
     pub reason: String,
     /// One sentence.
     pub note: String,
 }
 
+/// Another object than the Pipeline.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct About {
+    pub kind: &'static str,
+    pub name: String,
+    pub uid: String,
+}
+
 impl Event {
     pub fn normal(reason: &str, note: impl Into<String>) -> Self {
-        Self { warning: false, savepoint: None, reason: reason.to_owned(), note: note.into() }
+        Self { warning: false, about: None, reason: reason.to_owned(), note: note.into() }
     }
 
     pub fn warning(reason: &str, note: impl Into<String>) -> Self {

@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::backfill::{Asked, Begun, asked};
 use crate::names::{
     ATTEMPT, COMPONENT_LABEL, FINALIZER, Names, PLAN_LABEL, SUBJECT, TEMPLATE_LABEL, UID_LABEL, WORKER, history,
 };
@@ -20,6 +21,9 @@ use crate::observed::Observed;
 use crate::render::{PROMETHEUS_RULE, Run};
 use crate::savepoint::{Saved, savepoints};
 use crate::settings::RulesNamespace;
+
+/// The code with which the runtime ends where somebody has to correct something.
+const MISTAKES: i32 = 2;
 
 /// What was applied last: the operator's memory, in a ConfigMap. A spec that came later and is not valid, or whose state
 /// does not fit, changes nothing of it.
@@ -160,8 +164,12 @@ pub struct Job {
     pub attempt: u32,
     pub ending: bool,
     pub end: Option<JobEnd>,
-    /// Why it does not start.
+    /// Why it does not start, or does not come to an end.
     pub trouble: Option<String>,
+    /// Its pod's.
+    pub address: Option<String>,
+    /// Its container has ended with the code that says that somebody has to correct something.
+    pub refused: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -193,6 +201,9 @@ pub struct Read {
     pub applied: Option<Kept<Applied>>,
     pub reserved: Option<Reserved>,
     pub savepoints: Vec<Saved>,
+    pub backfills: Vec<Asked>,
+    /// Backfills that were begun, the last one last.
+    pub begun: Option<Kept<Vec<Begun>>>,
     pub placed: Option<Kept<Placed>>,
     pub stateful_set: Option<Kept<StatefulSet>>,
     pub pods: Vec<Pod>,
@@ -240,6 +251,8 @@ impl Read {
             applied: own.kept(&names.applied(), "applied.json"),
             reserved: own.kept(&names.applied(), "reserved.json").map(|kept| kept.value),
             savepoints: savepoints(&observed.savepoints),
+            backfills: asked(&observed.backfills),
+            begun: own.kept(&names.backfills(), "begun.json"),
             placed: own.placed(&names),
             stateful_set: own.stateful_set(&names),
             pods,
@@ -440,7 +453,9 @@ fn last_words(message: &str) -> String {
 fn job(job: &Value, pods: &[&Value]) -> Job {
     let metadata = &job["metadata"];
     let name = text(&metadata["name"]);
-    let own = pods.iter().find(|pod| pod["metadata"]["labels"]["batch.kubernetes.io/job-name"] == name.as_str());
+    let own = pods.iter().filter(|pod| pod["metadata"]["labels"]["batch.kubernetes.io/job-name"] == name.as_str());
+    // One that was lost has a successor.
+    let own = own.max_by_key(|pod| pod["metadata"]["creationTimestamp"].as_str());
     let said = own.map(|pod| &pod["status"]["containerStatuses"][0]["state"]["terminated"]);
     let ended = job["status"]["conditions"]
         .as_array()
@@ -464,6 +479,12 @@ fn job(job: &Value, pods: &[&Value]) -> Job {
         attempt: metadata["annotations"][ATTEMPT].as_str().and_then(|a| a.parse().ok()).unwrap_or_default(),
         ending: metadata["deletionTimestamp"].is_string(),
         trouble: own.and_then(|pod| trouble(pod)),
+        address: own.and_then(|pod| pod["status"]["podIP"].as_str().map(str::to_owned)),
+        refused: own.is_some_and(|pod| {
+            let container = &pod["status"]["containerStatuses"][0];
+            let states = [&container["state"], &container["lastState"]];
+            states.iter().any(|state| state["terminated"]["exitCode"] == MISTAKES)
+        }),
         end,
         name,
     }

@@ -9,6 +9,7 @@
 
 pub mod assign;
 pub mod autoscale;
+pub mod backfill;
 pub mod cut;
 pub mod decide;
 pub mod decision;

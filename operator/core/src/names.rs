@@ -50,6 +50,10 @@ pub const VERIFY: &str = "verify";
 /// Whether a savepoint can be restored.
 pub const CHECK: &str = "check";
 pub const RESTORE: &str = "restore";
+/// Computes history again.
+pub const BACKFILL: &str = "backfill";
+/// Deletes what a backfill had in Kafka.
+pub const TIDY: &str = "tidy";
 
 pub const METRICS_PORT: u16 = 9464;
 pub const CONTROL_PORT: u16 = 9465;
@@ -97,6 +101,16 @@ impl Names {
             RulesNamespace::Pipeline => format!("{}-rules", self.pipeline),
             RulesNamespace::Operator => format!("{}.{}-rules", self.namespace, self.pipeline),
         }
+    }
+
+    /// What is remembered of its Backfills.
+    pub fn backfills(&self) -> String {
+        format!("{}-backfills", self.pipeline)
+    }
+
+    /// What the pods of one read of it.
+    pub fn backfill(&self, subject: &str) -> String {
+        format!("{}-backfill-{subject}", self.pipeline)
     }
 
     pub fn plan(&self, fingerprint: &str) -> String {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use millrace_core::report::{Compiled, WorkerReport};
+use millrace_core::report::{BackfillReport, Compiled, WorkerReport};
 use serde_json::Value;
 
 use crate::autoscale::History;
@@ -19,6 +19,10 @@ pub struct Observed {
     pub rules: Vec<Value>,
     /// Savepoints of the Pipeline, and the one that its spec restores.
     pub savepoints: Vec<Value>,
+    /// Backfills of the Pipeline.
+    pub backfills: Vec<Value>,
+    /// What the pod of the one that runs says.
+    pub backfill: Option<BackfillReport>,
     /// Resource versions of the Secrets that the spec names; `None` where there is no such Secret.
     pub secrets: BTreeMap<String, Option<String>>,
     /// The namespace is being deleted: nothing can be created in it.

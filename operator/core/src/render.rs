@@ -11,14 +11,16 @@ use millrace_core::ids::Timeline;
 use millrace_crds::pipeline::{Credentials, KafkaCluster, LogLevel, PipelineSpec, Slo, Storage, VolumeType};
 use serde_json::{Map, Value, json};
 
+use crate::backfill::Begun;
 use crate::facts::{Applied, Placed, Reserved};
 use crate::names::{
-    ATTEMPT, CHECK, CLEANUP, CONTROL_PORT, DISCARD, METRICS_PORT, Names, PLAN_LABEL, PREFLIGHT, RENDERED, RESTORE,
-    RULES, SAVE, SUBJECT, TEMPLATE_LABEL, VERIFY, WORKER, digest, history,
+    ATTEMPT, BACKFILL, CHECK, CLEANUP, COMPONENT_LABEL, CONTROL_PORT, DISCARD, METRICS_PORT, Names, PIPELINE_LABEL,
+    PLAN_LABEL, PREFLIGHT, RENDERED, RESTORE, RULES, SAVE, SUBJECT, TEMPLATE_LABEL, VERIFY, WORKER, digest, history,
 };
 use crate::rules::{self, RulesOf, SloRule};
 use crate::settings::{RulesNamespace, Settings};
 
+pub mod backfill;
 pub mod template;
 
 const PIPELINE_DIR: &str = "/etc/millrace/pipeline";
@@ -27,6 +29,8 @@ const SECRETS_DIR: &str = "/etc/millrace/secrets";
 const ASSIGNMENT_DIR: &str = "/etc/millrace/assignment";
 const CONTROL_DIR: &str = "/etc/millrace/control";
 const STATE_DIR: &str = "/var/lib/millrace";
+/// What Kubernetes shows of a container that has ended.
+const REPORT_FILE: &str = "/dev/termination-log";
 /// For a worker that was told to end: so long it works on while others read the state of its tasks, and then it stops.
 const GRACE_SECONDS: u64 = 60;
 /// A worker gives its tasks back within 20 seconds and ends within 5 more; see the runtime's own deadlines.
@@ -190,7 +194,10 @@ impl Source<'_> {
             "podSelector": {"matchLabels": {"app.kubernetes.io/name": "millrace", "app.kubernetes.io/component": "operator"}},
         });
         let body = json!({"spec": {
-            "podSelector": {"matchLabels": self.names.worker_selector()},
+            "podSelector": {
+                "matchLabels": {PIPELINE_LABEL: self.names.pipeline},
+                "matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": [WORKER, BACKFILL]}],
+            },
             "policyTypes": ["Ingress"],
             "ingress": [
                 {"ports": [{"port": "metrics", "protocol": "TCP"}]},
@@ -244,6 +251,12 @@ impl Source<'_> {
             },
             "spec": spec,
         })
+    }
+
+    /// What is remembered of its Backfills.
+    pub fn backfills(&self, begun: &[Begun]) -> Value {
+        let body = json!({"data": {"begun.json": json!(begun).to_string()}});
+        self.object("v1", "ConfigMap", &self.names.backfills(), "backfills", body)
     }
 
     /// What was applied, `None` before that; and the timeline that a restore was given.
@@ -328,17 +341,14 @@ impl Source<'_> {
                 ("--state", STATE_DIR.to_owned()),
                 ("--worker", "$(WORKER)".to_owned()),
                 ("--assignment", format!("{ASSIGNMENT_DIR}/assignment.json")),
-                ("--metrics", format!("0.0.0.0:{METRICS_PORT}")),
-                ("--control", format!("0.0.0.0:{CONTROL_PORT}")),
-                ("--control-tls", CONTROL_DIR.to_owned()),
-                ("--leave-within", grace.saturating_sub(STOP_SECONDS).to_string()),
             ]
             .into_iter()
+            .chain(control_flags())
+            .chain([("--leave-within", grace.saturating_sub(STOP_SECONDS).to_string())])
             .flat_map(|(flag, value)| [flag.to_owned(), value]),
         );
         let mut pod = self.pod(run, args);
         let probe = |path: &str, failures: u32| json!({"httpGet": {"path": path, "port": "metrics"}, "periodSeconds": 2, "failureThreshold": failures});
-        let port = |name: &str, port: u16| json!({"name": name, "containerPort": port, "protocol": "TCP"});
         template::merge(
             &mut pod,
             &json!({
@@ -349,7 +359,7 @@ impl Source<'_> {
                         "name": "WORKER",
                         "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}},
                     }],
-                    "ports": [port("metrics", METRICS_PORT), port("control", CONTROL_PORT)],
+                    "ports": ports(),
                     "readinessProbe": probe("/readyz", 2),
                     // It says that the process answers. A task that moves or waits is no reason to kill the others.
                     "livenessProbe": probe("/healthz", 15),
@@ -366,8 +376,7 @@ impl Source<'_> {
             }),
         );
         if worker.state.volume.kind == VolumeType::EmptyDir {
-            let state = json!({"volumes": [{"name": "state", "emptyDir": {"sizeLimit": worker.state.volume.size}}]});
-            template::merge(&mut pod, &state);
+            template::merge(&mut pod, &json!({"volumes": [state_volume(&worker.state.volume.size)]}));
         }
         let mut whole = json!({"metadata": {}, "spec": pod});
         if let Some(theirs) = &worker.pod_template {
@@ -383,17 +392,19 @@ impl Source<'_> {
 
     /// A Job of the pipeline's own image, with its secrets and its service account.
     pub fn job(&self, errand: &Errand, attempt: u32, run: &Run<'_>) -> Value {
+        self.job_with(errand, attempt, run, &json!({}))
+    }
+
+    /// The same, with more in its pod.
+    pub fn job_with(&self, errand: &Errand, attempt: u32, run: &Run<'_>, more: &Value) -> Value {
         let Errand { component, command, arguments, subject, seconds } = errand;
         let mut args = self.arguments(command, run);
         args.extend(arguments.iter().cloned());
-        args.extend(["--report", "/dev/termination-log", "--log-level"].map(str::to_owned));
+        args.extend(["--report", REPORT_FILE, "--log-level"].map(str::to_owned));
         args.push(log_level(run.spec.worker.log_level));
-        let mut pod = self.pod(run, args);
+        let mut pod = self.job_pod(run, args);
         template::merge(&mut pod, &json!({"restartPolicy": "Never"}));
-        if let Some(theirs) = run.spec.worker.pod_template.as_ref().and_then(|template| template.get("spec")) {
-            template::merge(&mut pod, &placement(theirs));
-            template::merge(&mut pod, &mounts(theirs));
-        }
+        template::merge(&mut pod, more);
         let name = self.names.job(component, subject, attempt);
         let body = json!({
             "metadata": {"annotations": {SUBJECT: subject, ATTEMPT: attempt.to_string()}},
@@ -404,6 +415,16 @@ impl Source<'_> {
             },
         });
         self.object("batch/v1", "Job", &name, component, body)
+    }
+
+    /// The pod of a Job, where the template of workers lets it be.
+    fn job_pod(&self, run: &Run<'_>, args: Vec<String>) -> Value {
+        let mut pod = self.pod(run, args);
+        if let Some(theirs) = run.spec.worker.pod_template.as_ref().and_then(|template| template.get("spec")) {
+            template::merge(&mut pod, &placement(theirs));
+            template::merge(&mut pod, &mounts(theirs));
+        }
+        pod
     }
 
     fn arguments(&self, command: &[&str], run: &Run<'_>) -> Vec<String> {
@@ -465,6 +486,25 @@ impl Source<'_> {
             "volumes": volumes,
         })
     }
+}
+
+/// How a pod is asked and told.
+fn control_flags() -> [(&'static str, String); 3] {
+    [
+        ("--metrics", format!("0.0.0.0:{METRICS_PORT}")),
+        ("--control", format!("0.0.0.0:{CONTROL_PORT}")),
+        ("--control-tls", CONTROL_DIR.to_owned()),
+    ]
+}
+
+fn ports() -> [Value; 2] {
+    let port = |name: &str, port: u16| json!({"name": name, "containerPort": port, "protocol": "TCP"});
+    [port("metrics", METRICS_PORT), port("control", CONTROL_PORT)]
+}
+
+/// A state that goes with its pod.
+fn state_volume(size: &impl serde::Serialize) -> Value {
+    json!({"name": "state", "emptyDir": {"sizeLimit": size}})
 }
 
 /// What of a pod template decides where a pod may run, and as whom it pulls.

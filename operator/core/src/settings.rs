@@ -23,6 +23,8 @@ pub struct Settings {
     pub compile: Compile,
     #[serde(default)]
     pub rules: Rules,
+    #[serde(default)]
+    pub backfill: Backfill,
     /// Which cluster this is: the uid of the namespace kube-system. Read there where the file does not say.
     #[serde(default)]
     pub cluster_id: String,
@@ -63,6 +65,16 @@ impl Default for Compile {
     fn default() -> Self {
         Self { memory_mib: 512, cpu_seconds: 5, wall_seconds: 20 }
     }
+}
+
+/// The pods of backfills, which are to be in nobody's way.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Backfill {
+    /// Empty: none.
+    pub priority_class_name: String,
+    /// Merged over what a worker of the pipeline gets.
+    pub resources: Map<String, Value>,
 }
 
 /// Prometheus' rules about each Pipeline: see [`crate::rules`].

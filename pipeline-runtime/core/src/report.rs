@@ -88,6 +88,10 @@ pub struct BackfillReport {
     pub taken: bool,
     /// The watermark of its streams.
     pub event_time_ms: Option<i64>,
+    /// How many offsets it went on in a second, over the last while.
+    pub offsets_per_second: Option<u64>,
+    /// Records of streams that were read.
+    pub records: u64,
     /// Rows that it has written for the sinks.
     pub rows: u64,
     /// By step; `source <name>` for the reading of a source.

@@ -81,6 +81,34 @@ impl Totals {
         }
     }
 
+    /// Takes in those of another task.
+    pub fn add(&mut self, other: &Self) {
+        let Self { rows_in, rows_out, dropped, waiting, joined_late, future } = other;
+        self.rows_in += rows_in;
+        self.rows_out += rows_out;
+        self.waiting += waiting;
+        self.joined_late += joined_late;
+        self.future += future;
+        dropped.iter().for_each(|(reason, rows)| self.drop_rows(*reason, *rows));
+    }
+
+    /// What came since an earlier time.
+    pub fn since(&self, earlier: &Self) -> Self {
+        let of = |now: u64, then: u64| now.saturating_sub(then);
+        let mut since = Self {
+            rows_in: of(self.rows_in, earlier.rows_in),
+            rows_out: of(self.rows_out, earlier.rows_out),
+            dropped: BTreeMap::new(),
+            waiting: self.waiting,
+            joined_late: of(self.joined_late, earlier.joined_late),
+            future: of(self.future, earlier.future),
+        };
+        for (reason, rows) in &self.dropped {
+            since.drop_rows(*reason, of(*rows, earlier.dropped.get(reason).copied().unwrap_or(0)));
+        }
+        since
+    }
+
     pub fn dropped_sum(&self) -> u64 {
         self.dropped.values().sum()
     }

@@ -120,7 +120,8 @@ impl Sandbox {
         let mut guard = Guard::start()?;
         let init = guard.wait_for_init()?;
         let (network, link) = connect(init).context("connect the sandbox's network")?;
-        let link_index = fs::read_to_string(format!("/sys/class/net/{link}/ifindex")).context("read a link's number")?;
+        let link_index =
+            fs::read_to_string(format!("/sys/class/net/{link}/ifindex")).context("read a link's number")?;
         let sandbox = Self { guard, init, network, link, link_index, hosts: AtomicU8::new(0) };
         let gateway = sandbox.new_host_address()?;
         ip(&["link", "set", &sandbox.link, "up"])?;

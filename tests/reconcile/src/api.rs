@@ -205,15 +205,23 @@ impl Api {
                 Ok(())
             }
             Action::SavepointStatus { name, uid, status, over } => {
-                let there = self.get("Savepoint", name).ok_or(Refusal::Missing)?;
-                if text(there, "resourceVersion") != over || text(there, "uid") != uid {
-                    return Err(Refusal::Conflict);
-                }
-                self.change("Savepoint", name, |object| object["status"] = json!(status));
-                Ok(())
+                self.write_status("Savepoint", (name, uid, over), json!(status))
             }
-            Action::Certify(_) | Action::Push { .. } | Action::LetGo { .. } => Ok(()),
+            Action::BackfillStatus { name, uid, status, over } => {
+                self.write_status("Backfill", (name, uid, over), json!(status))
+            }
+            Action::Certify(_) | Action::Push { .. } | Action::LetGo { .. } | Action::Pace { .. } => Ok(()),
         }
+    }
+
+    fn write_status(&mut self, kind: &str, of: (&str, &str, &str), status: Value) -> Result<(), Refusal> {
+        let (name, uid, over) = of;
+        let there = self.get(kind, name).ok_or(Refusal::Missing)?;
+        if text(there, "resourceVersion") != over || text(there, "uid") != uid {
+            return Err(Refusal::Conflict);
+        }
+        self.change(kind, name, |object| object["status"] = status);
+        Ok(())
     }
 
     pub fn snapshot(&self) -> Snapshot {

@@ -63,6 +63,7 @@ fn settings(api: &Api) -> Settings {
         deletion_deadline: millrace_crds::duration::Duration::from_secs(300),
         compile: Default::default(),
         rules: Rules { namespace, ..Rules::default() },
+        backfill: Default::default(),
         cluster_id: "cluster".to_owned(),
         namespace: SYSTEM.to_owned(),
     }
@@ -137,7 +138,7 @@ impl Operator {
         if self.seen.pipeline.is_null() {
             let forgets = mutant == Some(Mutant::RulesGoByThemselves);
             let rules = if forgets { &[][..] } else { &self.seen.rules };
-            let decision = decide_alone(&self.seen.savepoints, rules, api.now());
+            let decision = decide_alone(&self.seen.savepoints, &[], rules, api.now());
             self.queue = decision.actions.into();
             self.events = decision.events;
             return true;

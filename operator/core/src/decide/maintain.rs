@@ -382,10 +382,18 @@ impl<'a> Round<'a> {
     /// Removes what no pod needs any more.
     fn sweep(&mut self, run: &Run<'_>) {
         let names = &self.facts.names;
-        let needed = [names.plan(run.fingerprint), names.connection(run.connection)];
+        let mut needed = vec![names.plan(run.fingerprint), names.connection(run.connection)];
+        // Backfills keep to the plan that they began with, and pods of Jobs may start again too.
+        let begun = self.facts.begun.iter().flat_map(|kept| &kept.value).filter(|begun| !begun.tidy);
+        needed.extend(begun.flat_map(|begun| [names.plan(&begun.fingerprint), names.backfill(&begun.subject())]));
+        let jobs = self.facts.children().filter(|object| object["kind"] == "Job");
+        let volumes = jobs.flat_map(|job| job["spec"]["template"]["spec"]["volumes"].as_array().into_iter().flatten());
+        needed.extend(volumes.filter_map(|volume| volume["configMap"]["name"].as_str().map(str::to_owned)));
         let stale = |object: &&Value| {
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
-            let versioned = [names.plan(""), names.connection("")].iter().any(|start| name.starts_with(start.as_str()));
+            let versioned = [names.plan(""), names.connection(""), names.backfill("")]
+                .iter()
+                .any(|start| name.starts_with(start.as_str()));
             object["kind"] == "ConfigMap" && versioned && !needed.iter().any(|needed| needed == name)
         };
         // A pod of the former template may start again and mount them.

@@ -78,12 +78,20 @@ impl<'a> Round<'a> {
 
     /// Tries a Job again once its time has come.
     pub(super) fn retry(&mut self, job: &Job, errand: &Errand, run: &Run<'_>) {
-        let Some(end) = &job.end else { return };
+        if let Some(attempt) = self.next_try(job) {
+            self.put(self.source.job(errand, attempt, run));
+        }
+    }
+
+    /// The number of the next try of a Job that has ended, once its time has come.
+    pub(super) fn next_try(&mut self, job: &Job) -> Option<u32> {
+        let end = job.end.as_ref()?;
         let due_ms = end.at.ms() + backoff_ms(job.attempt) as i64;
         if due_ms > self.now.ms() {
-            return self.again_in((due_ms - self.now.ms()) as u64);
+            self.again_in((due_ms - self.now.ms()) as u64);
+            return None;
         }
-        self.put(self.source.job(errand, job.attempt + 1, run));
+        Some(job.attempt + 1)
     }
 
     /// Removes Jobs that have said what they had to say. What was asked in this round is still needed: its last attempt; and

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::{RESYNC_MS, Round, SOON_MS};
 use crate::cut::{self, Epochs, Going, Readers};
-use crate::decision::{Action, Decision, Event};
+use crate::decision::{About, Action, Decision, Event};
 use crate::facts::{Applied, Placed, Pod};
 use crate::names::FINALIZER;
 use crate::render::{Errand, Run};
@@ -301,7 +301,8 @@ fn finalizers_of(savepoint: &Saved, finalizers: Vec<String>) -> Action {
 }
 
 fn about(savepoint: &Saved, event: Event) -> Event {
-    Event { savepoint: Some((savepoint.name.clone(), savepoint.uid.clone())), ..event }
+    let (kind, name, uid) = (millrace_crds::savepoint::KIND, savepoint.name.clone(), savepoint.uid.clone());
+    Event { about: Some(About { kind, name, uid }), ..event }
 }
 
 /// Lets a Savepoint go, and says what stays.

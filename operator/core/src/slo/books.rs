@@ -103,6 +103,8 @@ pub struct Book {
     ahead: BTreeSet<i64>,
     /// Who was furthest behind in the last slice.
     pub worst: Option<Worst>,
+    /// The last slice that was bad, or the one in which these books were opened.
+    bad_at: i64,
 }
 
 /// Books as text.
@@ -139,6 +141,8 @@ pub struct Said {
     pub budget_left: Option<f64>,
     /// Since when slices that count have not been observed, in milliseconds since 1970, if that is worth a word.
     pub missing_since_ms: Option<i64>,
+    /// For how long each SLO has had no bad slice, as far as these books go back.
+    pub quiet_ms: BTreeMap<String, i64>,
     /// The books as text, if it is time to write them down.
     pub books: Option<String>,
 }
@@ -158,6 +162,7 @@ impl Book {
             due: Counts::default(),
             ahead: BTreeSet::new(),
             worst: None,
+            bad_at: from,
         }
     }
 
@@ -437,6 +442,9 @@ impl Books {
             let silent = silent.as_ref().filter(|_| !book.slo.counts_records()).map(|task| book.silent(task));
             book.worst = silent.or_else(|| worst.clone()).filter(|_| counts.is_some());
             let Some(counts) = counts else { continue };
+            if counts.ratio().is_some_and(|bad| bad > book.slo.budget()) {
+                book.bad_at = index;
+            }
             book.window.add(index, counts);
             book.hour.add(index, counts);
             if !ahead && index > self.counted {
@@ -465,6 +473,7 @@ impl Books {
                 let counts = index >= book.from && index > self.counted && !book.ahead.contains(&index);
                 if counts && matches!(verdict(&book.slo, &view), Verdict::Bad(_)) {
                     book.ahead.insert(index);
+                    book.bad_at = book.bad_at.max(index);
                     book.due.add(Counts::slice(false));
                     book.worst = tally.lag.clone();
                 }
@@ -502,6 +511,11 @@ impl Books {
             freshness_ms: shown.quantile(0.99).filter(|_| recent),
             budget_left: left.min_by(f64::total_cmp),
             missing_since_ms: missing.then_some((self.observed + 1) * SLICE_MS),
+            quiet_ms: self
+                .slos
+                .iter()
+                .map(|book| (book.slo.name.clone(), now_ms - (book.bad_at + 1) * SLICE_MS))
+                .collect(),
             books: (self.edited || now_ms - self.written_ms >= WRITE_EVERY_MS).then(|| self.text(now_ms)),
         }
     }

@@ -19,6 +19,7 @@ use millrace_operator_core::settings::Settings;
 use serde_json::{Value, json};
 
 mod autoscaling;
+mod backfills;
 mod rules;
 mod savepoints;
 mod slos;

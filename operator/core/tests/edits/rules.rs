@@ -106,7 +106,7 @@ fn rules_in_the_operators_namespace_have_no_owner_and_outlive_no_pipeline() {
     observed.children.iter_mut().for_each(|object| object["metadata"]["labels"][UID_LABEL] = json!("another"));
     let about_rules = |said: &String| said.contains("-rules");
     assert_eq!(look(&mut observed, &settings).into_iter().find(about_rules), None);
-    let left = decide_alone(&[], &observed.rules, NOW);
+    let left = decide_alone(&[], &[], &observed.rules, NOW);
     assert_eq!(act(&mut observed, &left), of_both("delete", "system/shop.p-rules"));
 }
 

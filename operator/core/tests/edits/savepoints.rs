@@ -136,7 +136,7 @@ fn a_savepoint_is_cut_stored_written_down_and_workers_are_told_no_more() {
     look(&mut observed);
     assert_eq!(phase(&observed), "Writing");
     answer(&mut observed, "save", &written(5));
-    assert!(look(&mut observed).events.iter().any(|event| event.reason == "Completed" && event.savepoint.is_some()));
+    assert!(look(&mut observed).events.iter().any(|event| event.reason == "Completed" && event.about.is_some()));
     let status = &observed.savepoints[0]["status"];
     assert_eq!(
         (&status["phase"], &status["size"], &status["plan"]["number"]),
@@ -222,11 +222,11 @@ fn a_savepoint_that_cannot_be_made_says_why() {
         savepoint("before", "5a7e", &json!({"pipelineRef": {"name": "gone"}})),
         savepoint("imported", "0002", &json!({"from": {"location": "s3://b/savepoint.json"}})),
     ];
-    let decision = decide_alone(&alone, &[], NOW);
+    let decision = decide_alone(&alone, &[], &[], NOW);
     heed(&mut alone, &decision);
     let reasons: Vec<&Value> = alone.iter().map(|one| &one["status"]["conditions"][0]["reason"]).collect();
     assert_eq!(reasons, ["PipelineMissing", "NotVerified"]);
-    assert_eq!(decide_alone(&alone, &[], NOW).actions, []);
+    assert_eq!(decide_alone(&alone, &[], &[], NOW).actions, []);
 }
 
 #[test]
@@ -354,7 +354,7 @@ fn the_files_of_a_savepoint_go_with_it_if_it_says_so() {
     observed.savepoints[0]["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     let decision = look(&mut observed);
     assert!(puts(&decision, "p-discard").is_some());
-    let gone = decide_alone(&observed.savepoints, &[], NOW);
+    let gone = decide_alone(&observed.savepoints, &[], &[], NOW);
     assert_eq!(gone.events.iter().map(|event| event.reason.as_str()).collect::<Vec<_>>(), ["LeftBehind"]);
     answer(&mut observed, "discard", &json!(SavepointReport::default()));
     look(&mut observed);
