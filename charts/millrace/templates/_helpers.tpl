@@ -30,6 +30,12 @@ helm.sh/chart: {{ $root.Chart.Name }}-{{ $root.Chart.Version | replace "+" "_" }
 {{- .Values.image.tag | default .Chart.AppVersion -}}
 {{- end }}
 
+{{/* Of backfills; empty: none. */}}
+{{- define "millrace.backfillPriorityClass" -}}
+{{- $created := ternary (printf "%s-backfill" (include "millrace.fullname" .)) "" .Values.backfill.priorityClass.create -}}
+{{- .Values.backfill.priorityClassName | default $created -}}
+{{- end }}
+
 {{/* What the pods of Deployment, uninstall and test have in common. */}}
 {{- define "millrace.pod" -}}
 enableServiceLinks: false

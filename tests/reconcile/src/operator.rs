@@ -62,6 +62,7 @@ fn settings(api: &Api) -> Settings {
         allow: Default::default(),
         deletion_deadline: millrace_crds::duration::Duration::from_secs(300),
         compile: Default::default(),
+        backfill: Default::default(),
         rules: Rules { namespace, ..Rules::default() },
         backfill: Default::default(),
         cluster_id: "cluster".to_owned(),

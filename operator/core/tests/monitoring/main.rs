@@ -10,7 +10,7 @@ use std::{env, fs};
 use millrace_crds::duration::Duration;
 use millrace_operator_core::rules::{ALERTS, Indicator, RulesOf, SloRule, groups, operator_groups};
 use millrace_operator_core::settings::{PrometheusRule, Rules, RulesNamespace, Settings};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 mod dashboards;
 
@@ -146,4 +146,8 @@ fn the_operator_reads_what_the_chart_writes() {
     assert_eq!(read("everything").rules, everything);
     assert_eq!(read("namespaces-with-identity").rules.namespace, RulesNamespace::Operator);
     assert!(!read("given-account").rules.enabled);
+    let class = |case| read(case).backfill.priority_class_name;
+    let cases = ["defaults", "everything", "namespaces", "namespaces-with-identity"];
+    assert_eq!(cases.map(class), ["millrace-operator-backfill", "mill-backfill", "", "leisurely"]);
+    assert_eq!(Value::Object(read("defaults").backfill.resources), json!({"requests": {"cpu": "50m"}}));
 }
