@@ -8,12 +8,24 @@ const DATASOURCE: &str = "${datasource}";
 /// Grafana's grid.
 const GRID: u64 = 24;
 
+// How series are selected.
+const ONE_PIPELINE: &str = "namespace=\"$namespace\",pipeline=\"$pipeline\"";
+const ONE_BACKFILL: &str = "namespace=\"$namespace\",pipeline=\"$pipeline\",backfill=\"$backfill\"";
+
 struct Dashboard {
     name: &'static str,
     title: &'static str,
-    /// One pipeline, or all of some namespaces.
-    of_one: bool,
+    about: About,
     rows: Vec<Row>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum About {
+    /// All pipelines of some namespaces.
+    Fleet,
+    Pipeline,
+    /// One, and the pipeline that goes on beside it.
+    Backfill,
 }
 
 /// Panels side by side, of the same width.
@@ -30,13 +42,16 @@ struct Panel {
     description: &'static str,
     /// As Grafana calls it.
     unit: &'static str,
-    /// Expressions with their legends; `SERIES` stands for the selection by namespace and pipeline.
+    /// Expressions with their legends; `SERIES` stands for the selection by namespace and pipeline, `BACKFILL` for that by
+    /// namespace, pipeline and backfill.
     lines: Vec<(&'static str, &'static str)>,
 }
 
 const STAT: &str = "stat";
 const BARS: &str = "bargauge";
 const GRAPH: &str = "timeseries";
+/// A bar for each series, while it is there.
+const TIMES: &str = "state-timeline";
 
 fn panel(kind: &'static str, title: &'static str, unit: &'static str, lines: &[(&'static str, &'static str)]) -> Panel {
     Panel { kind, title, description: "", unit, lines: lines.to_vec() }
@@ -111,7 +126,7 @@ fn fleet() -> Dashboard {
     Dashboard {
         name: "fleet",
         title: "Millrace / Fleet",
-        of_one: false,
+        about: About::Fleet,
         rows: vec![glance(), objectives, pipelines, operator(), operator_work()],
     }
 }
@@ -215,7 +230,7 @@ fn pipeline() -> Dashboard {
     Dashboard {
         name: "pipeline",
         title: "Millrace / Pipeline",
-        of_one: true,
+        about: About::Pipeline,
         rows: vec![objectives(), lateness(), backlog(), rows(), losses(), work(), storage()],
     }
 }
@@ -265,27 +280,8 @@ fn lateness() -> Row {
         "How late",
         8,
         vec![
-            panel(
-                GRAPH,
-                "From a record's time to its result",
-                "s",
-                &[
-                    (
-                        "histogram_quantile(0.5, sum by (le, stage) (rate(millrace_freshness_seconds_bucket{SERIES}[$__rate_interval])))",
-                        "{{stage}}, 50 %",
-                    ),
-                    (
-                        "histogram_quantile(0.99, sum by (le, stage) (rate(millrace_freshness_seconds_bucket{SERIES}[$__rate_interval])))",
-                        "{{stage}}, 99 %",
-                    ),
-                ],
-            ),
-            panel(
-                GRAPH,
-                "Lag",
-                "s",
-                &[("max by (source, partition) (millrace_source_lag_seconds{SERIES})", "{{source}} {{partition}}")],
-            ),
+            freshness(),
+            lag(),
             panel(
                 GRAPH,
                 "Watermark behind the clock",
@@ -302,6 +298,42 @@ fn lateness() -> Row {
                 )],
             ),
         ],
+    )
+}
+
+fn freshness() -> Panel {
+    panel(
+        GRAPH,
+        "From a record's time to its result",
+        "s",
+        &[
+            (
+                "histogram_quantile(0.5, sum by (le, stage) (rate(millrace_freshness_seconds_bucket{SERIES}[$__rate_interval])))",
+                "{{stage}}, 50 %",
+            ),
+            (
+                "histogram_quantile(0.99, sum by (le, stage) (rate(millrace_freshness_seconds_bucket{SERIES}[$__rate_interval])))",
+                "{{stage}}, 99 %",
+            ),
+        ],
+    )
+}
+
+fn lag() -> Panel {
+    panel(
+        GRAPH,
+        "Lag",
+        "s",
+        &[("max by (source, partition) (millrace_source_lag_seconds{SERIES})", "{{source}} {{partition}}")],
+    )
+}
+
+fn bad() -> Panel {
+    panel(
+        GRAPH,
+        "Bad slices or records",
+        "ops",
+        &[("sum by (slo) (rate(millrace_slo_bad_observations_total{SERIES}[$__rate_interval]))", "{{slo}}")],
     )
 }
 
@@ -385,12 +417,7 @@ fn losses() -> Row {
                     ("sum(rate(millrace_rows_future_total{SERIES}[$__rate_interval]))", "from the future"),
                 ],
             ),
-            panel(
-                GRAPH,
-                "Bad slices or records",
-                "ops",
-                &[("sum by (slo) (rate(millrace_slo_bad_observations_total{SERIES}[$__rate_interval]))", "{{slo}}")],
-            ),
+            bad(),
         ],
     )
 }
@@ -490,26 +517,54 @@ fn rescale() -> Dashboard {
                 )],
             )
             .saying("A task that moves makes a dent here; one that stays should not."),
-            panel(
-                GRAPH,
-                "Lag",
-                "s",
-                &[("max by (source, partition) (millrace_source_lag_seconds{SERIES})", "{{source}} {{partition}}")],
-            ),
-            panel(
-                GRAPH,
-                "Bad slices or records",
-                "ops",
-                &[("sum by (slo) (rate(millrace_slo_bad_observations_total{SERIES}[$__rate_interval]))", "{{slo}}")],
-            ),
+            lag(),
+            bad(),
         ],
     );
-    Dashboard { name: "rescale", title: "Millrace / Rescale", of_one: true, rows: vec![moves, pauses] }
+    Dashboard { name: "rescale", title: "Millrace / Rescale", about: About::Pipeline, rows: vec![moves, pauses] }
+}
+
+fn backfill() -> Dashboard {
+    let itself = row(
+        "Backfill",
+        8,
+        vec![
+            panel(TIMES, "Phase", "short", &[("max by (phase) (millrace_backfill_phase{BACKFILL})", "{{phase}}")]),
+            panel(
+                GRAPH,
+                "Read, of its range",
+                "percentunit",
+                &[("max(millrace_backfill_progress_ratio{BACKFILL})", "read")],
+            ),
+            panel(
+                GRAPH,
+                "Records per second",
+                "short",
+                &[
+                    ("sum(rate(millrace_backfill_records{BACKFILL}[$__rate_interval]))", "read"),
+                    ("max(millrace_backfill_allowed_records_per_second{BACKFILL})", "allowed"),
+                ],
+            )
+            .saying("Where none is said to be allowed, it reads as fast as it can."),
+            panel(
+                GRAPH,
+                "What became of its rows",
+                "short",
+                &[("max by (outcome) (millrace_backfill_rows{BACKFILL})", "{{outcome}}")],
+            )
+            .saying("guarded: a row of the same key was there that is newer, or has the same version."),
+        ],
+    );
+    let beside = row("The pipeline beside it", 9, vec![freshness(), lag(), bad()]);
+    Dashboard { name: "backfill", title: "Millrace / Backfill", about: About::Backfill, rows: vec![itself, beside] }
 }
 
 impl Dashboard {
     fn series(&self) -> &'static str {
-        if self.of_one { "namespace=\"$namespace\",pipeline=\"$pipeline\"" } else { "namespace=~\"$namespace\"" }
+        match self.about {
+            About::Fleet => "namespace=~\"$namespace\"",
+            About::Pipeline | About::Backfill => ONE_PIPELINE,
+        }
     }
 
     fn json(&self) -> Value {
@@ -559,11 +614,19 @@ impl Dashboard {
                 "allValue": if all { json!(".+") } else { Value::Null },
             })
         };
-        let mut variables =
-            vec![datasource, query("namespace", "label_values(millrace_pipeline_running, namespace)", !self.of_one)];
-        if self.of_one {
-            let pipelines = "label_values(millrace_pipeline_running{namespace=\"$namespace\"}, pipeline)";
-            variables.push(query("pipeline", pipelines, false));
+        let metric = match self.about {
+            About::Fleet | About::Pipeline => "millrace_pipeline_running",
+            About::Backfill => "millrace_backfill_phase",
+        };
+        let namespaces = format!("label_values({metric}, namespace)");
+        let mut variables = vec![datasource, query("namespace", &namespaces, self.about == About::Fleet)];
+        if self.about != About::Fleet {
+            let pipelines = format!("label_values({metric}{{namespace=\"$namespace\"}}, pipeline)");
+            variables.push(query("pipeline", &pipelines, false));
+        }
+        if self.about == About::Backfill {
+            let backfills = format!("label_values({metric}{{{ONE_PIPELINE}}}, backfill)");
+            variables.push(query("backfill", &backfills, false));
         }
         variables
     }
@@ -572,20 +635,22 @@ impl Dashboard {
 impl Panel {
     fn json(&self, series: &str, at: &Value) -> Value {
         let datasource = json!({"type": "prometheus", "uid": DATASOURCE});
+        let in_time = [GRAPH, TIMES].contains(&self.kind);
         let target = |((expr, legend), id): (&(&str, &str), char)| {
             json!({
                 "refId": id.to_string(),
                 "datasource": datasource,
-                "expr": expr.replace("SERIES", series),
+                "expr": expr.replace("SERIES", series).replace("BACKFILL", ONE_BACKFILL),
                 "legendFormat": legend,
-                "instant": self.kind != GRAPH,
-                "range": self.kind == GRAPH,
+                "instant": !in_time,
+                "range": in_time,
             })
         };
         let options = match self.kind {
             GRAPH => {
                 json!({"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}})
             }
+            TIMES => json!({"showValue": "never", "legend": {"showLegend": false}}),
             BARS => json!({"orientation": "horizontal", "reduceOptions": {"calcs": ["lastNotNull"]}}),
             _ => json!({"colorMode": "none", "reduceOptions": {"calcs": ["lastNotNull"]}}),
         };
@@ -608,8 +673,8 @@ impl Panel {
     }
 }
 
-fn dashboards() -> [Dashboard; 3] {
-    [fleet(), pipeline(), rescale()]
+fn dashboards() -> [Dashboard; 4] {
+    [fleet(), pipeline(), rescale(), backfill()]
 }
 
 /// Each with the name of its file.
@@ -618,16 +683,23 @@ pub fn all() -> impl Iterator<Item = (&'static str, Value)> {
 }
 
 /// Every expression of them with its variables filled in, as a file of rules: for whoever asks a Prometheus whether it
-/// can be read, and whether it has a result.
-pub fn expressions() -> Value {
+/// can be read, and whether it has a result. By the name of the file: those that have one only where a backfill runs are
+/// apart.
+pub fn expressions() -> [(&'static str, Value); 2] {
+    let (backfills, others): (Vec<_>, Vec<_>) =
+        dashboards().into_iter().partition(|dashboard| dashboard.about == About::Backfill);
+    [("dashboards", rules(&others)), ("dashboards-backfill", rules(&backfills))]
+}
+
+fn rules(dashboards: &[Dashboard]) -> Value {
     let filled = |expr: &str| {
-        let expr =
-            expr.replace("namespace=\"$namespace\",pipeline=\"$pipeline\"", "namespace=~\".+\",pipeline=~\".+\"");
+        let expr = expr.replace(ONE_PIPELINE, "namespace=~\".+\",pipeline=~\".+\"");
+        let expr = expr.replace("backfill=\"$backfill\"", "backfill=~\".+\"");
         let expr = expr.replace("$namespace", ".+").replace("$__rate_interval", "2m");
         assert!(!expr.contains('$'), "a variable is left: {expr}");
         expr
     };
-    let groups = dashboards().map(|dashboard| {
+    let group = |dashboard: &Dashboard| {
         let panels = dashboard.json()["panels"].take();
         let targets = panels.as_array().expect("panels").iter().filter_map(|panel| panel["targets"].as_array());
         let rules: Vec<Value> = targets
@@ -639,6 +711,6 @@ pub fn expressions() -> Value {
             })
             .collect();
         json!({"name": dashboard.name, "rules": rules})
-    });
-    json!({"groups": groups})
+    };
+    json!({"groups": dashboards.iter().map(group).collect::<Vec<_>>()})
 }

@@ -73,7 +73,9 @@ fn the_dashboards_are_these() {
     for (name, dashboard) in dashboards::all() {
         compare(&format!("charts/millrace/files/dashboards/{name}.json"), &dashboard);
     }
-    compare("tests/rules/dashboards.json", &dashboards::expressions());
+    for (name, rules) in dashboards::expressions() {
+        compare(&format!("tests/rules/{name}.json"), &rules);
+    }
 }
 
 #[test]
