@@ -8,7 +8,7 @@ if ! command -v go >/dev/null; then
     exit 1
 fi
 files=()
-for file in examples/*/pipeline.yaml crds/*.yaml; do
+for file in examples/*/pipeline.yaml examples/*/backfill/*.yaml crds/*.yaml; do
     files+=("$PWD/$file")
 done
 cd tests/kubectl-yaml
