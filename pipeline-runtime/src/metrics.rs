@@ -11,14 +11,14 @@ use millrace_core::ids::{Offset, Partition, TaskId};
 use millrace_core::lag::{self, Lag, Seen};
 use millrace_core::report::{ErrorReport, SnapshotReport, SourceLag};
 use millrace_core::slices::{Counts, Recorder, Sketch, SlicesReport};
-use millrace_core::totals::DropReason;
+use millrace_core::totals::{DropReason, Totals};
 use prometheus::core::Collector;
 use prometheus::{
     Encoder, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
 use crate::clock;
-use crate::engine::task::{Task, TaskInput};
+use crate::engine::task::{Reader, Task, TaskInput};
 use crate::log::End;
 
 const MILLIS_PER_SECOND: f64 = 1e3;
@@ -120,13 +120,32 @@ enum Counter {
     Dropped,
 }
 
+/// How far a source's partition was read and committed by a task.
+struct Reached {
+    source: String,
+    next: Offset,
+    /// Microseconds; `None`: there is none, or the input is at its end.
+    watermark: Option<i64>,
+}
+
 /// What was published of a task.
 #[derive(Default)]
 struct Published {
+    /// By step.
+    totals: BTreeMap<String, Totals>,
+    /// Of the sources that it reads.
+    reached: Vec<Reached>,
     /// Counters can only be raised: their values, by labels.
     counters: BTreeMap<(Counter, Vec<String>), u64>,
     /// The steps and inputs that gauges tell of.
     gauges: BTreeSet<String>,
+}
+
+impl Reached {
+    fn of(input: &TaskInput) -> Self {
+        let watermark = Some(input.clock.watermark()).filter(|at| ![WATERMARK_MIN, WATERMARK_MAX].contains(at));
+        Self { source: input.name.clone(), next: input.next, watermark }
+    }
 }
 
 impl Sources {
@@ -321,8 +340,11 @@ impl Metrics {
         let counts = Counts::of(rows, task.stream_totals().map(|(_, totals)| totals));
         self.slices().counts(&task.id, counts, clock::now_ms());
         let partition = task.id.partition.to_string();
-        let mut published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
-        let Published { counters, gauges } = published.entry(task.id.clone()).or_default();
+        let mut published = self.published();
+        let Published { totals, reached, counters, gauges } = published.entry(task.id.clone()).or_default();
+        *totals = task.totals().map(|(step, totals)| (step, totals.clone())).collect();
+        let sources = task.inputs.iter().filter(|input| matches!(input.reader, Reader::Source(_)));
+        *reached = sources.map(Reached::of).collect();
         let mut raise = |counter: Counter, labels: &[&str], value: u64| {
             let series = (counter, labels.iter().map(|label| (*label).to_owned()).collect());
             let before = counters.entry(series).or_default();
@@ -354,11 +376,38 @@ impl Metrics {
         }
     }
 
+    /// Committed totals of the tasks that run here, by step.
+    pub fn committed(&self) -> BTreeMap<String, Totals> {
+        let mut sums: BTreeMap<String, Totals> = BTreeMap::new();
+        for (step, totals) in self.published().values().flat_map(|task| &task.totals) {
+            sums.entry(step.clone()).or_default().add(totals);
+        }
+        sums
+    }
+
+    /// Up to where partitions of a source were read and committed by all who read them, and the least watermark of those
+    /// that are not at their end, microseconds.
+    pub fn reached(&self, source: &str) -> (BTreeMap<Partition, Offset>, Option<i64>) {
+        let (mut nexts, mut least) = (BTreeMap::new(), None);
+        for (task, published) in self.published().iter() {
+            for Reached { next, watermark, .. } in published.reached.iter().filter(|reached| reached.source == source) {
+                let known = nexts.entry(task.partition).or_insert(*next);
+                *known = (*known).min(*next);
+                least = least.into_iter().chain(*watermark).min();
+            }
+        }
+        (nexts, least)
+    }
+
+    fn published(&self) -> MutexGuard<'_, BTreeMap<TaskId, Published>> {
+        self.published.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A task has left: what is known of it belongs to somebody else now.
     pub fn forget(&self, task: &TaskId) {
         self.slices().forget(task);
-        let mut published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(Published { counters, gauges }) = published.remove(task) else { return };
+        let mut published = self.published();
+        let Some(Published { counters, gauges, .. }) = published.remove(task) else { return };
         for (name, labels) in counters.into_keys() {
             let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
             gone(self.counter(name).remove_label_values(&labels));

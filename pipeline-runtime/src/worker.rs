@@ -17,12 +17,14 @@ use millrace_core::control::{Change, Created, Incarnation, LaneId, Owner, PlanSt
 use millrace_core::ids::{Generation, Offset, TaskId, Timeline};
 use millrace_core::leave::{Leave, Seen};
 use millrace_core::ownership::{ControlLog, Identity, Rules};
-use millrace_core::plan::Plan;
+use millrace_core::plan::{Plan, Sink};
 use millrace_core::report::{REPORT_VERSION, WarmReport, WorkerReport, hex};
+use millrace_core::totals::Totals;
 
 use crate::clock;
 use crate::control::{self, ControlConfig, Desk};
 use crate::engine::build::{Builder, compacted, tasks_folder};
+use crate::engine::task::repairs_step;
 use crate::engine::topology::{Names, Topology};
 use crate::engine::{Engine, EngineConfig, InternalTopic, internal_topics};
 use crate::log::kafka::connection::{Connection, FETCHED_BYTES};
@@ -359,6 +361,7 @@ impl Worker<'_> {
         ready.store(runs, Ordering::Relaxed);
         let follow = lanes.iter().all(|lane| lane.generation == self.following.generation);
         let drained = self.drained(&lanes);
+        let committed = self.metrics.committed();
         let (savepoint, snapshots) = self.snapshots.as_ref().map(|snapshots| snapshots.report()).unwrap_or_default();
         self.desk.show(WorkerReport {
             version: REPORT_VERSION,
@@ -379,6 +382,7 @@ impl Worker<'_> {
             messages,
             savepoint,
             snapshots,
+            repairs: repairs(&self.config.job.plan, &committed),
             ..WorkerReport::default()
         });
     }
@@ -651,6 +655,15 @@ fn take_prefix(job: &Job) -> anyhow::Result<(ControlTopic, ControlLog)> {
             Identity::Conflict(owner) => bail!(preflight::conflict(&plan.prefix, &owner)),
         }
     }
+}
+
+/// Of the committed totals, what guards did with rows of backfills, by sink.
+fn repairs(plan: &Plan, committed: &BTreeMap<String, Totals>) -> BTreeMap<String, Totals> {
+    let of = |sink: &Sink| {
+        let totals = committed.get(&repairs_step(&millrace_plan::upsert::operator(&sink.name)))?;
+        Some((sink.name.clone(), totals.clone()))
+    };
+    plan.sinks.iter().filter_map(of).collect()
 }
 
 fn spread(config: &WorkerConfig, topology: &Topology, generation: Generation, plan: u64) -> Assignment {

@@ -27,7 +27,7 @@ mod sql;
 mod stages;
 pub mod state;
 mod steps;
-mod upsert;
+pub mod upsert;
 
 pub use bind::{BoundExpr, EvaluateError, bind};
 pub use compile::{Compiled, compile};

@@ -529,12 +529,13 @@ impl Task {
     }
 }
 
-fn source_step(name: &str) -> String {
+/// The reading of a source.
+pub fn source_step(name: &str) -> String {
     format!("source {name}")
 }
 
 /// What a guard did with rows of backfills.
-fn repairs_step(guard: &str) -> String {
+pub fn repairs_step(guard: &str) -> String {
     format!("{guard} repairs")
 }
 
