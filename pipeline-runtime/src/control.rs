@@ -5,7 +5,8 @@
 //! worker that is told to end waits for nobody then. `GET /v1/slices?from=<index>` says what it saw in each slice of 10 s
 //! that has ended, from that index on (a slice's index is the wall clock's milliseconds by 10,000); without `from`, from
 //! the first one that it keeps, which is an hour old. Five minutes of slices come at once. Asking again gives the same:
-//! nobody loses a slice by not having asked for it.
+//! nobody loses a slice by not having asked for it. `PUT /v1/rate` says how fast a backfill reads from now on
+//! ([`Rate`]).
 //!
 //! The certificates are files that somebody replaces. They are read again each second, and a set that does not work
 //! leaves the last one in force, so a rotation that is half done refuses nobody.
@@ -26,6 +27,7 @@ use axum::routing::{get, put};
 use axum::serve::Listener;
 use millrace_core::assignment::Assignment;
 use millrace_core::ids::Generation;
+use millrace_core::pace::Rate;
 use millrace_core::report::WorkerReport;
 use rustls::RootCertStore;
 use rustls::ServerConfig;
@@ -70,6 +72,8 @@ pub struct Desk {
     /// When the worker was asked last, steady milliseconds.
     asked_ms: AtomicU64,
     let_go: AtomicBool,
+    /// That was told and is not heard yet.
+    rate: Mutex<Option<Rate>>,
 }
 
 impl Desk {
@@ -81,6 +85,7 @@ impl Desk {
             news: AtomicBool::default(),
             asked_ms: AtomicU64::default(),
             let_go: AtomicBool::default(),
+            rate: Mutex::default(),
         }
     }
 
@@ -105,6 +110,24 @@ impl Desk {
     /// Whether it was said that nobody will take the worker's tasks.
     pub fn let_go(&self) -> bool {
         self.let_go.load(Ordering::Relaxed)
+    }
+
+    /// Some once for each rate that was told, but for those that another one has followed.
+    pub fn rate(&self) -> Option<Rate> {
+        lock(&self.rate).take()
+    }
+
+    fn take_rate(&self, body: &[u8]) -> RateTaken {
+        if lock(&self.report).backfill.is_none() {
+            return RateTaken::NoBackfill;
+        }
+        match serde_json::from_slice(body) {
+            Ok(rate) => {
+                *lock(&self.rate) = Some(rate);
+                RateTaken::Up
+            }
+            Err(error) => RateTaken::Mistaken(format!("it is no rate: {error}")),
+        }
     }
 
     fn take(&self, body: &[u8]) -> Taken {
@@ -138,6 +161,14 @@ enum Taken {
     Mistaken(String),
 }
 
+/// What became of a rate.
+#[derive(Debug, PartialEq, Eq)]
+enum RateTaken {
+    Up,
+    NoBackfill,
+    Mistaken(String),
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -150,6 +181,7 @@ pub fn serve(config: &ControlConfig, desk: &Arc<Desk>) -> anyhow::Result<Server>
         .route("/v1/slices", get(slices))
         .route("/v1/assignment", put(assignment))
         .route("/v1/let-go", put(let_go))
+        .route("/v1/rate", put(rate))
         .with_state(Arc::clone(desk));
     let server = http::start("control", config.address, router, |tcp| Authenticated {
         tcp,
@@ -197,6 +229,16 @@ async fn assignment(State(desk): State<Arc<Desk>>, body: Bytes) -> Response {
 async fn let_go(State(desk): State<Arc<Desk>>) -> StatusCode {
     desk.let_go.store(true, Ordering::Relaxed);
     StatusCode::OK
+}
+
+async fn rate(State(desk): State<Arc<Desk>>, body: Bytes) -> Response {
+    match desk.take_rate(&body) {
+        RateTaken::Up => StatusCode::OK.into_response(),
+        RateTaken::NoBackfill => {
+            json(StatusCode::NOT_FOUND, &serde_json::json!({"error": "this worker runs no backfill"}))
+        }
+        RateTaken::Mistaken(why) => json(StatusCode::BAD_REQUEST, &serde_json::json!({"error": why})),
+    }
 }
 
 fn json(status: StatusCode, body: &impl serde::Serialize) -> Response {
@@ -334,6 +376,8 @@ pub fn configured([authorities, chain, key]: &[Vec<u8>; 3]) -> anyhow::Result<Se
 mod tests {
     use std::collections::BTreeMap;
 
+    use millrace_core::report::BackfillReport;
+
     use super::*;
 
     fn desk(generation: u64, highest: u64) -> Desk {
@@ -385,6 +429,23 @@ mod tests {
         assert!(!desk.news());
         assert_eq!(desk.take(&body(5, 0)), Taken::Older(Generation(6)));
         assert_eq!(desk.pushed().map(|held| held.generation), Some(Generation(6)));
+    }
+
+    #[test]
+    fn a_rate_is_taken_by_whoever_runs_a_backfill_and_heard_once() {
+        let (desk, told) = (desk(1, 1), |n: u64| format!("{{\"recordsPerSecond\": {n}}}"));
+        assert_eq!(desk.take_rate(told(5).as_bytes()), RateTaken::NoBackfill);
+        desk.show(WorkerReport { backfill: Some(BackfillReport::default()), ..WorkerReport::default() });
+        let RateTaken::Mistaken(why) = desk.take_rate(b"{}") else { panic!("it says nothing") };
+        assert!(why.starts_with("it is no rate: missing field `recordsPerSecond`"), "{why}");
+        assert_eq!(desk.rate(), None);
+        for n in [5, 0] {
+            assert_eq!(desk.take_rate(told(n).as_bytes()), RateTaken::Up);
+        }
+        assert_eq!(desk.rate(), Some(Rate { records_per_second: Some(0) }));
+        assert_eq!(desk.rate(), None);
+        assert_eq!(desk.take_rate(b"{\"recordsPerSecond\": null}"), RateTaken::Up);
+        assert_eq!(desk.rate(), Some(Rate { records_per_second: None }));
     }
 
     #[test]

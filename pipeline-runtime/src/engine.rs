@@ -64,7 +64,7 @@ pub struct EngineConfig {
     pub batch_records: usize,
     /// Rows that wait in memory, of all tasks; the rest waits in the state only.
     pub waiting_rows_max: usize,
-    /// Records of streams that the lane reads in a second, at most; `None`: as many as it can.
+    /// Records of streams that the lane reads in a second at first, at most; `None`: as many as it can.
     pub records_per_second: Option<u64>,
     /// Shared by all lanes of a worker.
     pub budget: StateBudget,
@@ -325,6 +325,14 @@ impl<L: Log> Engine<L> {
     /// From the next epoch on.
     pub fn set_commit_interval(&mut self, ms: u64) {
         self.config.commit_interval_ms = ms;
+    }
+
+    /// At once. `None`: as many records of streams as it can; with 0 it pauses.
+    pub fn set_records_per_second(&mut self, rate: Option<u64>) {
+        match (rate, &mut self.pace) {
+            (Some(rate), Some(pace)) => pace.set(rate),
+            (rate, pace) => *pace = rate.map(Pace::new),
+        }
     }
 
     pub fn names(&self) -> &Names {

@@ -64,6 +64,8 @@ pub enum Told {
     Share(Share),
     /// The cluster is to be reached in another way from now on. With the number of the connection.
     Connection(Connection, u64),
+    /// How many records of streams it may read in a second from now on; `None`: as many as it can.
+    Rate(Option<u64>),
 }
 
 /// What a lane tells its worker.
@@ -332,6 +334,7 @@ impl Lane {
             match told {
                 Told::Share(share) => self.share(share)?,
                 Told::Connection(connection, number) => self.reconnect(&connection, number)?,
+                Told::Rate(rate) => self.engine.set_records_per_second(rate),
             }
         }
         let now = clock::steady_ms();
