@@ -17,8 +17,9 @@ use millrace_core::control::{Change, Created, Incarnation, LaneId, Owner, PlanSt
 use millrace_core::ids::{Generation, Offset, TaskId, Timeline};
 use millrace_core::leave::{Leave, Seen};
 use millrace_core::ownership::{ControlLog, Identity, Rules};
+use millrace_core::pace::Rate;
 use millrace_core::plan::{Plan, Sink};
-use millrace_core::report::{REPORT_VERSION, WarmReport, WorkerReport, hex};
+use millrace_core::report::{BackfillReport, REPORT_VERSION, WarmReport, WorkerReport, hex};
 use millrace_core::totals::Totals;
 
 use crate::clock;
@@ -34,6 +35,7 @@ use crate::log::{Log, LogError};
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::storage::Storage;
+use backfill::Progress;
 use lane::{Lane, LaneState, Share, Shown, Told, transactional_id};
 use preflight::Depth;
 use restorer::Restorers;
@@ -42,6 +44,7 @@ pub use snapshots::SnapshotRules;
 use snapshots::Snapshots;
 use watch::Watch;
 
+mod backfill;
 pub mod cleanup;
 pub mod lane;
 pub mod preflight;
@@ -95,6 +98,8 @@ pub struct WorkerConfig {
     pub control: Option<ControlConfig>,
     /// How long it works on after it was told to end, so that its tasks can go to others first.
     pub leave_within_ms: u64,
+    /// Of a backfill, what all lanes may read of streams in a second at first; `None`: as much as they can.
+    pub records_per_second: Option<u64>,
     pub engine: EngineConfig,
     pub memory: Memory,
     pub snapshots: SnapshotRules,
@@ -122,6 +127,8 @@ struct Running {
     /// The number of the connection that it was given last, and when, if not at its start.
     connection: u64,
     reconnected_ms: Option<u64>,
+    /// That it was told last.
+    records_per_second: Option<u64>,
 }
 
 impl Running {
@@ -130,23 +137,15 @@ impl Running {
     }
 }
 
-/// Why a worker has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// It was told to.
-    Told,
-    /// All that its backfill was to compute is computed.
-    Finished,
-}
-
-/// Runs a worker until it was told to end and has, or it cannot go on. `told_to_end` is taken back when it was heard,
-/// so that it can be said again. `ready` says whether every task of its share runs.
+/// Runs a worker until it was told to end and has, or it cannot go on, or its backfill is done: how far that came.
+/// `told_to_end` is taken back when it was heard, so that it can be said again. `ready` says whether every task of its share
+/// runs.
 pub fn run(
     config: &WorkerConfig,
     metrics: &Arc<Metrics>,
     ready: &AtomicBool,
     told_to_end: &AtomicBool,
-) -> anyhow::Result<Ended> {
+) -> anyhow::Result<Option<BackfillReport>> {
     let stop = &Arc::new(AtomicBool::new(false));
     let Start { assignment, plan, watch, builder } = start(config)?;
     forget_timelines(config)?;
@@ -180,7 +179,7 @@ pub fn run(
         snapshots,
         threads,
         lanes: Vec::new(),
-        ended: Ended::Told,
+        backfill: config.job.plan.backfills().then(|| Progress::new(config.records_per_second)),
         outcome: Ok(()),
         desk: Arc::clone(&desk),
     };
@@ -188,7 +187,7 @@ pub fn run(
     let ended = worker.serve(assignment, ready);
     stop.store(true, Ordering::Relaxed);
     worker.end_threads();
-    worker.outcome.and(ended).map(|()| worker.ended)
+    worker.outcome.and(ended).map(|()| worker.backfill.map(|backfill| backfill.report))
 }
 
 /// The lanes, and what they were told.
@@ -214,7 +213,7 @@ struct Worker<'a> {
     /// Beside the lanes: the restorers', and that of the snapshots.
     threads: Vec<JoinHandle<()>>,
     lanes: Vec<Running>,
-    ended: Ended,
+    backfill: Option<Progress>,
     /// What ended the worker, if it was not told to stop.
     outcome: anyhow::Result<()>,
     desk: Arc<Desk>,
@@ -264,7 +263,8 @@ impl Worker<'_> {
             let now = clock::steady_ms();
             self.join_ended();
             self.leave(now);
-            self.finish();
+            self.pace();
+            self.finish(now);
             self.publish(ready);
             if self.stop.load(Ordering::Relaxed) {
                 if now - *stopping_since.get_or_insert(now) > STOP_MS {
@@ -351,7 +351,7 @@ impl Worker<'_> {
     }
 
     /// Tells whoever asks how this worker is.
-    fn publish(&self, ready: &AtomicBool) {
+    fn publish(&mut self, ready: &AtomicBool) {
         let lanes: Vec<LaneState> = self.lanes.iter().map(Running::state).collect();
         let follows = self.following.generation > Generation(0);
         let messages = lanes.iter().flat_map(|lane| lane.messages.iter()).chain(Some(&self.mistake));
@@ -362,6 +362,11 @@ impl Worker<'_> {
         let follow = lanes.iter().all(|lane| lane.generation == self.following.generation);
         let drained = self.drained(&lanes);
         let committed = self.metrics.committed();
+        let repairs = repairs(&self.config.job.plan, &committed);
+        // Tasks that leave take what is known of them along.
+        if let Some(backfill) = self.backfill.as_mut().filter(|_| !self.stop.load(Ordering::Relaxed)) {
+            backfill.show(&self.config.job.plan, self.metrics, committed);
+        }
         let (savepoint, snapshots) = self.snapshots.as_ref().map(|snapshots| snapshots.report()).unwrap_or_default();
         self.desk.show(WorkerReport {
             version: REPORT_VERSION,
@@ -382,8 +387,8 @@ impl Worker<'_> {
             messages,
             savepoint,
             snapshots,
-            repairs: repairs(&self.config.job.plan, &committed),
-            ..WorkerReport::default()
+            repairs,
+            backfill: self.backfill.as_ref().map(|backfill| backfill.report.clone()),
         });
     }
 
@@ -391,12 +396,36 @@ impl Worker<'_> {
         self.following.drain && lanes.iter().all(|lane| lane.drained == Some(self.following.generation))
     }
 
-    /// A backfill that nobody else assigns ends by itself.
-    fn finish(&mut self) {
+    /// A backfill ends by itself, once all was computed and the pipeline has taken it.
+    fn finish(&mut self, now: u64) {
         let lanes: Vec<LaneState> = self.lanes.iter().map(Running::state).collect();
-        if self.config.assignment.is_none() && self.drained(&lanes) && !self.stop.swap(true, Ordering::Relaxed) {
-            tracing::info!("all that is in the range was computed");
-            self.ended = Ended::Finished;
+        let drained = self.drained(&lanes);
+        let Some(backfill) = self.backfill.as_mut().filter(|_| !self.stop.load(Ordering::Relaxed)) else { return };
+        if backfill.report.taken {
+            // Whoever asks could see it.
+            self.stop.store(true, Ordering::Relaxed);
+            return;
+        }
+        if drained {
+            backfill.computed(&self.config.job.plan, &self.watch);
+        }
+        if let Err(error) = backfill.look(&mut self.watch, now) {
+            self.fail(error);
+        }
+    }
+
+    /// Hands the newest rate on. A lane that has not taken up what it was told before hears of it later.
+    fn pace(&mut self) {
+        let Some(backfill) = &mut self.backfill else { return };
+        if let Some(Rate { records_per_second }) = self.desk.rate() {
+            tracing::info!(records_per_second, "reads at another rate");
+            backfill.records_per_second = records_per_second;
+        }
+        let rate = backfill.of_each(self.config.lanes);
+        for lane in self.lanes.iter_mut().filter(|lane| lane.records_per_second != rate) {
+            if lane.told.try_send(Told::Rate(rate)).is_ok() {
+                lane.records_per_second = rate;
+            }
         }
     }
 
@@ -539,8 +568,9 @@ impl Worker<'_> {
         let (log_config, connection) = (log_config(config, connection, id, &self.watch.topology), connection.clone());
         let (compiled, internal, managed) =
             (Arc::clone(&config.job.plan), config.job.internal, config.assignment.is_some());
-        let (engine, metrics, topology) =
-            (config.engine.clone(), Arc::clone(self.metrics), self.watch.topology.clone());
+        let rate = self.backfill.as_ref().and_then(|backfill| backfill.of_each(config.lanes));
+        let engine = EngineConfig { records_per_second: rate, ..config.engine.clone() };
+        let (metrics, topology) = (Arc::clone(self.metrics), self.watch.topology.clone());
         let (shown, stop, plan) = (Shown::default(), Arc::clone(self.stop), self.plan);
         let (shows, beside) = (Arc::clone(&shown), (Arc::clone(&self.restorers), self.snapshots.clone()));
         let work = move || -> anyhow::Result<()> {
@@ -554,7 +584,15 @@ impl Worker<'_> {
         };
         let thread =
             std::thread::Builder::new().name(format!("lane-{}", id.lane)).spawn(work).context("start a lane")?;
-        Ok(Running { lane: id, thread, told: sender, shown, connection: number, reconnected_ms: None })
+        Ok(Running {
+            lane: id,
+            thread,
+            told: sender,
+            shown,
+            connection: number,
+            reconnected_ms: None,
+            records_per_second: rate,
+        })
     }
 }
 

@@ -6,9 +6,9 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use millrace_core::ids::{Partition, Timeline};
 use millrace_core::plan::{Plan, StartFrom};
 use millrace_core::totals::{DropReason, Totals};
@@ -26,14 +26,9 @@ use crate::engine::topology::Names;
 use crate::engine::{Engine, EngineConfig, Exit};
 use crate::log::Log;
 use crate::log::file::{FileLog, FileLogConfig};
-use crate::log::kafka::{KafkaLog, survey};
+use crate::log::kafka::survey;
 use crate::metrics::Metrics;
 use crate::worker::{Job, preflight, savepoint};
-
-/// How often is looked whether the pipeline has taken all.
-const LOOK_MS: u64 = 1_000;
-/// How often it is said that it has not.
-const SAY_MS: u64 = 30_000;
 
 /// What a backfill began with, and whether it is done.
 #[derive(Serialize, Deserialize)]
@@ -74,9 +69,11 @@ fn plan(
     Ok(plan)
 }
 
-/// A job that computes a range again, beside the pipeline of another one; and how many records it may read in a second.
-pub fn job(file: &Path, pipeline: &Pipeline, live: Job) -> Result<(Job, Option<u64>), Failure> {
+/// A job that computes a range again, beside the pipeline of another one; and how many records it may read in a second at
+/// first. `told`: somebody can tell it another rate.
+pub fn job(file: &Path, pipeline: &Pipeline, live: Job, told: bool) -> Result<(Job, Option<u64>), Failure> {
     let backfill = read_of(file, pipeline)?;
+    let rate = if told { first_rate(&backfill.spec) } else { rate(file, &backfill.spec)? };
     if let Some(to) = backfill.spec.range.to.filter(|to| to.ms() > clock::now_ms()) {
         let hint = "end it in the past: what comes later is the pipeline's";
         let value = Value::String(to.to_string());
@@ -89,39 +86,7 @@ pub fn job(file: &Path, pipeline: &Pipeline, live: Job) -> Result<(Job, Option<u
     let plan = plan(file, &backfill, (&live.plan, live.timeline), &mut log)?;
     // Its history is its own, and it has no snapshots: it ends.
     let plan = Arc::new(Plan { snapshots: false, ..plan });
-    Ok((Job { plan, timeline: Timeline(1), storage: None, ..live }, rate(&backfill.spec)))
-}
-
-/// Waits until the pipeline has taken all that was computed: it removes what it has taken.
-pub fn wait_taken(job: &Job, stop: &AtomicBool) -> anyhow::Result<()> {
-    let mut log = savepoint::open_log(job, format!("{}-taken", job.plan.prefix))?;
-    let mut said_ms = None;
-    while !is_taken(&job.plan, &mut log)? {
-        if stop.load(Ordering::Relaxed) {
-            bail!("told to end before the pipeline has taken all that was computed; begin again to wait for it");
-        }
-        let now_ms = clock::steady_ms();
-        if said_ms.is_none_or(|said_ms| now_ms - said_ms >= SAY_MS) {
-            tracing::info!("waits until the pipeline has taken what was computed");
-            said_ms = Some(now_ms);
-        }
-        clock::pause_ms(LOOK_MS);
-    }
-    tracing::info!("the pipeline has taken all that was computed");
-    Ok(())
-}
-
-fn is_taken(plan: &Plan, log: &mut KafkaLog) -> anyhow::Result<bool> {
-    for (_, topic) in plan.repaired() {
-        let partitions = log.topic(topic)?.with_context(|| format!("topic '{topic}' is gone"))?.partitions;
-        for partition in (0..partitions).map(Partition) {
-            let range = log.range(topic, partition)?;
-            if savepoint::first(log, topic, partition, range, &mut |_| {})? {
-                return Ok(false);
-            }
-        }
-    }
-    Ok(true)
+    Ok((Job { plan, timeline: Timeline(1), storage: None, ..live }, rate))
 }
 
 /// Says what is wrong with the way to a cluster that is not reached, before anything else is asked of it.
@@ -135,6 +100,7 @@ fn reach(job: &Job) -> Result<(), Failure> {
 /// Runs a backfill on files to its end, unless it is done.
 pub fn local(file: &Path, (pipeline, live): (&Pipeline, &Plan), files: &FileLogConfig, stop: &AtomicBool) -> Outcome {
     let backfill = read_of(file, pipeline)?;
+    let records_per_second = rate(file, &backfill.spec)?;
     if stored_plan(&files.state)?.is_none() {
         let text = "run the pipeline once without --backfill, and give the --state of that run".to_owned();
         return Err(Failure::Said(vec![text]));
@@ -164,7 +130,7 @@ pub fn local(file: &Path, (pipeline, live): (&Pipeline, &Plan), files: &FileLogC
     };
     let plan = Arc::new(pinned.plan.clone());
     let metrics = Arc::new(Metrics::new().context("register metrics")?);
-    let config = EngineConfig { records_per_second: rate(&backfill.spec), ..engine_config(pipeline, &dir) };
+    let config = EngineConfig { records_per_second, ..engine_config(pipeline, &dir) };
     let mut engine = Engine::start(plan, log, config, metrics).map_err(anyhow::Error::from)?;
     engine.drain();
     if engine.run(stop).map_err(anyhow::Error::from)? == Exit::Finished {
@@ -175,8 +141,28 @@ pub fn local(file: &Path, (pipeline, live): (&Pipeline, &Plan), files: &FileLogC
     Ok(())
 }
 
-fn rate(spec: &BackfillSpec) -> Option<u64> {
-    spec.rate_limit.map(|limit| u64::from(limit.records_per_second))
+/// Until somebody says how fast. One that makes way waits for that.
+fn first_rate(spec: &BackfillSpec) -> Option<u64> {
+    let limit = spec.rate_limit.map(|limit| u64::from(limit.records_per_second));
+    if spec.yield_to_live.is_some() { Some(0) } else { limit }
+}
+
+/// The rate of a backfill that nobody tells another one: what only an operator can end is refused.
+fn rate(file: &Path, spec: &BackfillSpec) -> Result<Option<u64>, Failure> {
+    let mut mistakes = Vec::new();
+    let limit = spec.rate_limit.map(|limit| u64::from(limit.records_per_second));
+    if limit == Some(0) {
+        let hint = "nobody raises it here: give a number, or leave rateLimit out";
+        mistakes.push(Mistake::new("spec.rateLimit.recordsPerSecond", Some(&0.into()), "reads nothing", hint));
+    }
+    if spec.suspend {
+        let hint = "nobody ends that here: set it to false";
+        mistakes.push(Mistake::new("spec.suspend", Some(&true.into()), "is for an operator", hint));
+    }
+    if spec.yield_to_live.is_some() {
+        tracing::warn!("spec.yieldToLive is for an operator: this backfill makes no way for the pipeline");
+    }
+    if mistakes.is_empty() { Ok(limit) } else { Err(Failure::Mistakes(file.to_owned(), mistakes)) }
 }
 
 /// What came of the records, in words.

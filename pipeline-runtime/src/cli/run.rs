@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
+use clap::ArgGroup;
 use millrace_core::control::Owner;
 use millrace_core::ids::Timeline;
 use millrace_core::plan::Plan;
+use millrace_core::report::BackfillReport;
 use millrace_crds::pipeline::Pipeline;
 use millrace_crds::unserved;
 use millrace_plan::state::{self, Fit, Misfit};
@@ -27,12 +29,16 @@ use crate::metrics::Metrics;
 use crate::state::StateBudget;
 use crate::storage::Storage;
 use crate::worker::preflight::Findings;
-use crate::worker::{self, Ended, Job, SetLogLevel, SnapshotRules, WorkerConfig};
+use crate::worker::{self, Job, SetLogLevel, SnapshotRules, WorkerConfig};
 
 /// Says that a pipeline takes over a prefix that was another's.
 const ADOPT: &str = "millrace.dev/adopt";
 
+/// What a worker with a control API runs: as it is told, or a backfill.
+const CONTROLLED: &str = "controlled";
+
 #[derive(clap::Args)]
+#[command(group(ArgGroup::new(CONTROLLED).args(["assignment", "backfill"])))]
 pub struct Args {
     /// The pipeline's file.
     #[arg(short, long)]
@@ -45,7 +51,7 @@ pub struct Args {
     state: Option<PathBuf>,
     /// A Backfill, to compute its range again for the pipeline. On Kafka it runs beside the pipeline, and ends; on files the
     /// pipeline runs on behind it, with the --state of an earlier run.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "assignment")]
     backfill: Option<PathBuf>,
     /// Serve /metrics, /healthz and /readyz here, as in 127.0.0.1:9464.
     #[arg(long, value_name = "ADDRESS")]
@@ -69,8 +75,8 @@ pub struct Args {
     /// The history that this pipeline is in: a restore begins a new one.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "local", help_heading = "On Kafka")]
     timeline: u32,
-    /// Where the operator asks how the worker is and hands it assignments, over TLS.
-    #[arg(long, value_name = "ADDRESS", requires_all = ["assignment", "control_tls"], help_heading = "On Kafka")]
+    /// Where the operator asks how the worker is and tells it what to do, over TLS.
+    #[arg(long, value_name = "ADDRESS", requires_all = [CONTROLLED, "control_tls"], conflicts_with = "local", help_heading = "On Kafka")]
     control: Option<SocketAddr>,
     /// The folder with ca.crt, tls.crt and tls.key of that; read again when they change.
     #[arg(long, value_name = "DIR", requires = "control", help_heading = "On Kafka")]
@@ -94,6 +100,22 @@ pub struct Args {
 }
 
 pub fn run(args: Args, set_log_level: SetLogLevel) -> Outcome {
+    run_to_end(&args, set_log_level).and_then(done)
+}
+
+/// A backfill that ended is done only if the pipeline has taken all.
+fn done(backfill: Option<BackfillReport>) -> Outcome {
+    match backfill {
+        Some(BackfillReport { taken: false, .. }) => {
+            let text = "told to end before the pipeline has taken all that is in the range; begin again to go on";
+            Err(anyhow!(text).into())
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Of a backfill on Kafka: how far it came.
+fn run_to_end(args: &Args, set_log_level: SetLogLevel) -> Result<Option<BackfillReport>, Failure> {
     let pipeline = pipeline(&args.file)?;
     let plan = Arc::new(plan(&args.file, &pipeline, args.plan.as_deref())?);
     // Removed when the run ends.
@@ -114,9 +136,9 @@ pub fn run(args: Args, set_log_level: SetLogLevel) -> Outcome {
         }
         let exit = local(&pipeline, &plan, files, args.metrics, &told_to_end)?;
         tracing::info!(?exit, "run ended");
-        return Ok(());
+        return Ok(None);
     }
-    on_kafka(&args, &pipeline, plan, &state, &told_to_end, set_log_level)
+    on_kafka(args, &pipeline, plan, &state, &told_to_end, set_log_level)
 }
 
 /// Runs a worker on Kafka until it is told to stop.
@@ -127,11 +149,11 @@ fn on_kafka(
     state: &Path,
     told_to_end: &AtomicBool,
     set_log_level: SetLogLevel,
-) -> Outcome {
+) -> Result<Option<BackfillReport>, Failure> {
     let mut job = job(pipeline, plan, args.secrets.as_deref(), (&args.cluster, args.timeline))?;
     let mut rate = None;
     if let Some(file) = &args.backfill {
-        (job, rate) = backfill::job(file, pipeline, job)?;
+        (job, rate) = backfill::job(file, pipeline, job, args.control.is_some())?;
     }
     let (kafka, secrets) = (pipeline.spec.kafka.clone(), args.secrets.clone());
     let config = WorkerConfig {
@@ -141,12 +163,12 @@ fn on_kafka(
         assignment: args.assignment.clone(),
         control: args.control.zip(args.control_tls.clone()).map(|(address, dir)| ControlConfig { address, dir }),
         leave_within_ms: args.leave_within.saturating_mul(1_000),
+        records_per_second: rate,
         engine: EngineConfig {
             isolate: true,
             epoch_timeout_ms: Some(u64::from(TRANSACTION_TIMEOUT_MS)),
             storage: job.storage.clone(),
             timeline: job.timeline,
-            records_per_second: rate.map(|rate| rate.div_ceil(u64::from(args.lanes))),
             ..engine_config(pipeline, state)
         },
         memory: Memory::found(),
@@ -160,14 +182,10 @@ fn on_kafka(
     let (metrics, ready) = (Arc::new(Metrics::new().context("register metrics")?), Arc::new(AtomicBool::new(false)));
     let _server = serve(args.metrics, &metrics, &ready)?;
     let ended = worker::run(&config, &metrics, &ready, told_to_end);
-    let ended = ended.map_err(|error| match error.downcast::<Findings>() {
+    ended.map_err(|error| match error.downcast::<Findings>() {
         Ok(Findings(findings)) => Failure::Said(findings),
         Err(error) => Failure::Error(error),
-    })?;
-    match ended {
-        Ended::Told => Ok(()),
-        Ended::Finished => Ok(backfill::wait_taken(&config.job, told_to_end)?),
-    }
+    })
 }
 
 /// A pipeline with its cluster, and the secrets to get there.

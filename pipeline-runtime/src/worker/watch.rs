@@ -6,6 +6,7 @@ use millrace_core::ids::Partition;
 use millrace_core::ownership::ControlLog;
 use millrace_core::plan::Plan;
 
+use super::savepoint::first;
 use super::take;
 use crate::engine::topology::{Names, Topology};
 use crate::engine::{InternalTopic, internal_topics};
@@ -49,6 +50,20 @@ impl Watch {
             Err(error) => return Err(error),
         }
         Ok(())
+    }
+
+    /// Whether a partition holds no record any more. Brokers that do not answer are asked again the next time.
+    pub fn is_empty(&mut self, topic: &str, partition: Partition) -> anyhow::Result<bool> {
+        let range = self.log.range(topic, partition);
+        let held =
+            range.map_err(Into::into).and_then(|range| first(&mut self.log, topic, partition, range, &mut |_| {}));
+        match held {
+            Err(error) if error.downcast_ref::<LogError>().is_some_and(LogError::passes) => {
+                tracing::warn!(error = format!("{error:#}"), "a topic cannot be looked at");
+                Ok(false)
+            }
+            held => held.map(|held| !held),
+        }
     }
 
     /// True when topics have grown. A topic that is gone or is another one is an error; brokers that do not answer are
