@@ -354,7 +354,9 @@ impl BackfillReport {
             return whole;
         }
         let short = Self { parts: Vec::new(), ..self.clone() };
-        cut(&short, bytes, |report| [&mut report.errors]).unwrap_or_default()
+        let cut = |report: &Self| cut(report, bytes, |report| [&mut report.errors]);
+        // Without its totals it is a few words.
+        cut(&short).or_else(|| cut(&Self { totals: BTreeMap::new(), ..short.clone() })).unwrap_or_default()
     }
 }
 
@@ -444,6 +446,33 @@ mod tests {
         let shown: CleanupReport = serde_json::from_str(&text).expect("it was written by us");
         assert_eq!((shown.errors, shown.left), (whole.errors, whole.left));
         assert!(text.len() <= TERMINATION_BYTES_MAX && shown.deleted.last().is_some_and(|text| text.ends_with("more")));
+    }
+
+    #[test]
+    fn a_backfill_tells_what_came_of_it_rather_than_where_it_stood() {
+        let part = |partition| PartReport {
+            source: "orders".to_owned(),
+            partition: Partition(partition),
+            from: 10_000_000,
+            to: 20_000_000,
+            next: 20_000_000,
+        };
+        let steps = |steps: i32| (0..steps).map(|step| (format!("source orders{step}"), Totals::default())).collect();
+        let whole = |parts: i32, totals: i32| BackfillReport {
+            parts: (0..parts).map(part).collect(),
+            taken: true,
+            rows: 7,
+            totals: steps(totals),
+            ..BackfillReport::default()
+        };
+        let read = |report: &BackfillReport| -> BackfillReport {
+            let text = report.json(TERMINATION_BYTES_MAX);
+            assert!(text.len() <= TERMINATION_BYTES_MAX, "{}", text.len());
+            serde_json::from_str(&text).expect("it was written by us")
+        };
+        assert_eq!(read(&whole(3, 3)), whole(3, 3));
+        assert_eq!(read(&whole(100, 3)), whole(0, 3));
+        assert_eq!(read(&whole(100, 200)), whole(0, 0));
     }
 
     #[test]

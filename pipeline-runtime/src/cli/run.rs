@@ -10,7 +10,7 @@ use clap::ArgGroup;
 use millrace_core::control::Owner;
 use millrace_core::ids::Timeline;
 use millrace_core::plan::Plan;
-use millrace_core::report::BackfillReport;
+use millrace_core::report::{BackfillReport, TERMINATION_BYTES_MAX};
 use millrace_crds::pipeline::Pipeline;
 use millrace_crds::unserved;
 use millrace_plan::state::{self, Fit, Misfit};
@@ -18,6 +18,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::backfill;
 use super::connection::{connection, internal_topics};
+use super::preflight::write_report;
 use super::{Failure, Outcome, pipeline, plan, read_json, write_json};
 use crate::control::ControlConfig;
 use crate::engine::{BATCH_RECORDS, Engine, EngineConfig, Exit};
@@ -84,6 +85,9 @@ pub struct Args {
     /// How long it works on after it was told to end, so that its tasks can go to others first.
     #[arg(long, value_name = "SECONDS", default_value_t = 0, requires = "control", help_heading = "On Kafka")]
     leave_within: u64,
+    /// Where to write how a backfill ended, as JSON of at most 4000 bytes.
+    #[arg(long, value_name = "FILE", requires = "backfill", conflicts_with = "local", help_heading = "On Kafka")]
+    report: Option<PathBuf>,
 
     /// Run on files in place of Kafka.
     #[arg(long, requires = "topics", help_heading = "On files")]
@@ -100,7 +104,14 @@ pub struct Args {
 }
 
 pub fn run(args: Args, set_log_level: SetLogLevel) -> Outcome {
-    run_to_end(&args, set_log_level).and_then(done)
+    let ended = run_to_end(&args, set_log_level);
+    let Some(path) = &args.report else { return ended.and_then(done) };
+    let report = match &ended {
+        Ok(report) => report.clone().unwrap_or_default(),
+        Err(failure) => BackfillReport { errors: failure.lines(), ..BackfillReport::default() },
+    };
+    let written = write_report(path, &report.json(TERMINATION_BYTES_MAX));
+    ended.and_then(done).and(written)
 }
 
 /// A backfill that ended is done only if the pipeline has taken all.
