@@ -21,6 +21,9 @@ const LOOK_MS: u64 = 100;
 /// How often it is said that it has not.
 const SAY_MS: u64 = 30_000;
 const MICROS_PER_MS: i64 = 1_000;
+/// The pace of the last minute is told, by where it stood every ten seconds.
+const SAMPLE_MS: u64 = 10_000;
+const SAMPLES: usize = 6;
 
 pub struct Progress {
     /// Of all lanes together; `None`: as many as they can.
@@ -29,6 +32,8 @@ pub struct Progress {
     left: Option<VecDeque<(String, Partition)>>,
     next_look_ms: u64,
     next_say_ms: u64,
+    /// When it stood where: steady milliseconds, and offsets that were read. The oldest is the first.
+    samples: VecDeque<(u64, u64)>,
     /// As it was shown last.
     pub report: BackfillReport,
 }
@@ -36,7 +41,7 @@ pub struct Progress {
 impl Progress {
     pub fn new(records_per_second: Option<u64>) -> Self {
         let report = BackfillReport::default();
-        Self { records_per_second, left: None, next_look_ms: 0, next_say_ms: 0, report }
+        Self { records_per_second, left: None, next_look_ms: 0, next_say_ms: 0, samples: VecDeque::new(), report }
     }
 
     /// Of each of so many lanes.
@@ -103,7 +108,11 @@ impl Progress {
                 None => part.from,
             }));
         }
+        let done = parts.iter().map(|part| (part.next - part.from).unsigned_abs()).sum();
+        let records = streams(plan).filter_map(|stream| committed.get(&source_step(&stream.name)));
         self.report = BackfillReport {
+            offsets_per_second: self.pace(clock::steady_ms(), done),
+            records: records.map(|totals| totals.rows_in).sum(),
             parts,
             records_per_second: self.records_per_second,
             computed,
@@ -113,6 +122,20 @@ impl Progress {
             totals: committed,
             errors: Vec::new(),
         };
+    }
+}
+
+impl Progress {
+    /// Offsets that were read in a second, over the last while.
+    fn pace(&mut self, now_ms: u64, done: u64) -> Option<u64> {
+        if self.samples.back().is_none_or(|(at, _)| now_ms - at >= SAMPLE_MS) {
+            self.samples.push_back((now_ms, done));
+            let surplus = self.samples.len().saturating_sub(SAMPLES + 1);
+            self.samples.drain(..surplus);
+        }
+        let (at, then) = *self.samples.front()?;
+        let passed_ms = now_ms - at;
+        (passed_ms >= SAMPLE_MS).then(|| done.saturating_sub(then) * 1_000 / passed_ms)
     }
 }
 
@@ -173,6 +196,17 @@ mod tests {
         let parts = parts_of(&source(&[(0, 5, 9), (1, 4, 4), (2, 0, 1)]), |part| part.to - 1);
         let told: Vec<_> = parts.iter().map(|part| (part.partition.0, part.from, part.to, part.next)).collect();
         assert_eq!(told, [(0, 5, 9, 8), (2, 0, 1, 0)]);
+    }
+
+    #[test]
+    fn the_pace_is_that_of_the_last_minute() {
+        let mut progress = Progress::new(None);
+        assert_eq!(progress.pace(0, 0), None, "nothing is known yet");
+        let paces: Vec<_> = (1..=8).map(|n| progress.pace(n * 10_000, n * 500)).collect();
+        assert_eq!(paces, [Some(50); 8]);
+        let stood: Vec<_> = (9..=15).map(|n| progress.pace(n * 10_000, 4_000)).collect();
+        assert_eq!(stood.last(), Some(&Some(0)), "it stands still");
+        assert!(progress.samples.len() <= SAMPLES + 1);
     }
 
     /// Two sinks take rows of one stream: one what a step made of them, one the rows themselves, through another stage.

@@ -64,7 +64,6 @@ fn settings(api: &Api) -> Settings {
         compile: Default::default(),
         backfill: Default::default(),
         rules: Rules { namespace, ..Rules::default() },
-        backfill: Default::default(),
         cluster_id: "cluster".to_owned(),
         namespace: SYSTEM.to_owned(),
     }

@@ -208,9 +208,8 @@ impl Round<'_> {
         };
         let report = job.report::<BackfillReport>();
         if job.refused {
-            let said = report.and_then(Result::ok).map(|report| report.errors.join("\n"));
-            let why = said.filter(|said| !said.is_empty()).or(job.trouble).unwrap_or_else(|| "see its log".to_owned());
-            return failed(format!("it cannot be done: {why}\nCorrect what is named"));
+            let why = trouble(&job).unwrap_or_else(|| "see its log".to_owned());
+            return failed(format!("it cannot be done: {why}. Correct what is named"));
         }
         match (&job.end, report) {
             (None, _) => Found::Stands(self.pace(asked, &job)),
@@ -220,7 +219,7 @@ impl Round<'_> {
                 if let Some(attempt) = self.next_try(&job) {
                     self.put(self.source.backfill(begun, attempt, &run));
                 }
-                let why = job.trouble.unwrap_or_else(|| "its pod has gone".to_owned());
+                let why = trouble(&job).unwrap_or_else(|| "its pod has gone".to_owned());
                 Found::Stands(Standing::new(
                     BackfillPhase::Running,
                     "BegunAgain",
@@ -236,7 +235,7 @@ impl Round<'_> {
         let slo = asked.spec.yield_to_live.as_ref().map(|way| way.slo.as_str());
         let quiet_ms = slo.zip(slos).and_then(|(slo, said)| said.quiet_ms.get(slo)).copied();
         let Some(report) = &self.facts.observed.backfill else {
-            let why = job.trouble.clone().unwrap_or_else(|| "its pod starts".to_owned());
+            let why = trouble(job).unwrap_or_else(|| "its pod starts".to_owned());
             return Standing::new(BackfillPhase::Running, "Starts", why);
         };
         if report.computed {
@@ -363,6 +362,13 @@ fn sinks(asked: &Asked, spec: &PipelineSpec) -> Vec<String> {
         [] => spec.sinks.iter().map(|sink| sink.name.clone()).collect(),
         named => named.to_vec(),
     }
+}
+
+/// What its pod says of itself when it has failed, else what Kubernetes says of it.
+fn trouble(job: &Job) -> Option<String> {
+    let said = job.trouble.as_ref()?;
+    let report = serde_json::from_str::<BackfillReport>(said).ok().filter(|report| !report.errors.is_empty());
+    Some(report.map_or_else(|| said.clone(), |report| report.errors.join("; ")))
 }
 
 fn upserts(spec: &PipelineSpec, sink: &str) -> bool {
