@@ -54,13 +54,19 @@ impl Round<'_> {
     /// Takes the pods away, then what the pipeline owns in Kafka.
     fn delete_all(&mut self) -> Step {
         let prefix = self.facts.parsed.as_ref().map(|pipeline| pipeline.prefix()).unwrap_or_default();
+        let stored = self.facts.parsed.as_ref().is_ok_and(|pipeline| pipeline.spec.state.storage.is_some());
         let stays = |why: &str| {
-            Step::Done(Event::warning(
-                "LeftBehind",
-                format!(
-                    "{why}: internal topics and groups that start with '{prefix}-' stay; `millrace cleanup` removes them"
-                ),
-            ))
+            let snapshots = if stored { ", and its snapshots in spec.state.storage" } else { "" };
+            let mut note = format!(
+                "{why}: internal topics and groups that start with '{prefix}-'{snapshots} stay; `millrace cleanup` removes them"
+            );
+            // What the last try could not do, by name.
+            let tried = self.facts.job(CLEANUP, CLEANUP).and_then(|job| job.report::<CleanupReport>()?.ok());
+            let left = tried.map(|report| [report.errors, report.left].concat()).unwrap_or_default();
+            if !left.is_empty() {
+                note += &format!(". The last try: {}", left.join("; "));
+            }
+            Step::Done(Event::warning("LeftBehind", note))
         };
         if self.facts.observed.namespace_ends {
             return stays("the namespace is being deleted");

@@ -50,20 +50,20 @@ pub fn refusals(template: &Value, allow: Allow) -> Vec<(String, &'static str)> {
     if !allow.host_network {
         for field in ["hostNetwork", "hostPID", "hostIPC"] {
             if spec[field] == true {
-                refuse(format!("spec.{field}"), "leave it out, or let the chart allow it: security.allowHostNetwork");
+                refuse(format!("spec.{field}"), "leave it out, or let the chart allow it: worker.allow.hostNetwork");
             }
         }
     }
     for (i, volume) in spec["volumes"].as_array().into_iter().flatten().enumerate() {
         if !allow.host_path && !volume["hostPath"].is_null() {
-            let hint = "use another kind of volume, or let the chart allow it: security.allowHostPath";
+            let hint = "use another kind of volume, or let the chart allow it: worker.allow.hostPath";
             refuse(format!("spec.volumes[{i}].hostPath"), hint);
         }
     }
     for list in ["containers", "initContainers"] {
         for (i, container) in spec[list].as_array().into_iter().flatten().enumerate() {
             if !allow.privileged && container["securityContext"]["privileged"] == true {
-                let hint = "leave it out, or let the chart allow it: security.allowPrivileged";
+                let hint = "leave it out, or let the chart allow it: worker.allow.privileged";
                 refuse(format!("spec.{list}[{i}].securityContext.privileged"), hint);
             }
         }
