@@ -97,6 +97,10 @@ impl World {
 
     /// The same with a chart from a folder.
     pub fn install_chart(&self, chart: &Path, more: &[&str]) -> anyhow::Result<String> {
+        // As strict as the namespaces of pipelines.
+        let labels = json!({"pod-security.kubernetes.io/enforce": "restricted"});
+        let metadata = json!({"name": SYSTEM, "labels": labels});
+        self.cluster.apply(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}).to_string())?;
         let chart = chart.to_string_lossy();
         let installed = self.cluster.helm(&[&installation(&chart)[..], more].concat());
         installed.with_context(|| self.cluster.diagnostics())
