@@ -443,7 +443,8 @@ impl Log for KafkaLog {
     }
 
     fn trim(&mut self, topic: &str, partition: Partition, before: Offset) -> Result<(), LogError> {
-        self.trims.want(topic, partition.0, before.0);
+        let last = self.inputs.is_last(topic, partition.0);
+        self.trims.want(topic, partition.0, before.0, last);
         Ok(())
     }
 

@@ -108,6 +108,12 @@ impl Inputs {
         self.inputs.iter_mut().flatten()
     }
 
+    /// Whether a partition is read only while nothing else waits. Then somebody may wait until it is empty.
+    pub fn is_last(&self, topic: &str, partition: i32) -> bool {
+        let mut of_topic = self.inputs.iter().flatten().map(|input| &input.assignment);
+        of_topic.any(|own| own.rank == RANK_LAST && own.topic == topic && own.partition.0 == partition)
+    }
+
     /// Begins to read a partition.
     pub fn assign(&mut self, assignment: Assignment, internal: bool) -> Result<InputId, LogError> {
         let key = (assignment.topic.clone(), assignment.partition.0);
