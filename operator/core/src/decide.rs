@@ -141,6 +141,8 @@ struct Round<'a> {
     asked: Vec<(&'static str, String)>,
     /// What was found out about a Savepoint, by its uid.
     said: Option<(String, Said)>,
+    /// The id of the Kafka cluster that the preflight has reached.
+    kafka: Option<String>,
 }
 
 impl<'a> Round<'a> {
@@ -157,6 +159,7 @@ impl<'a> Round<'a> {
             again_ms: None,
             asked: Vec::new(),
             said: None,
+            kafka: None,
         }
     }
 
@@ -316,6 +319,9 @@ impl<'a> Round<'a> {
         }
         let (report, checked) = (self.preflight(&run), self.checked(&wish, &given, &run));
         let Some(report) = report.filter(|_| checked) else { return self.maintain(applied, spec) };
+        if given.is_none() && self.is_elsewhere(applied) {
+            return self.maintain(applied, spec);
+        }
         if same_plan {
             self.remember(valid, applied);
             return self.maintain(applied, spec);
@@ -353,6 +359,20 @@ impl<'a> Round<'a> {
         self.apply_plan(valid, plan, accepts, history);
     }
 
+    /// Whether the Kafka that this edit leads to is another one than what runs is on: its positions mean nothing there.
+    fn is_elsewhere(&mut self, applied: &Applied) -> bool {
+        let Some((own, other)) = applied.kafka.as_ref().zip(self.kafka.as_ref()).filter(|(own, other)| own != other)
+        else {
+            return false;
+        };
+        let message = format!(
+            "spec.kafka.bootstrapServers: they belong to Kafka cluster {other}, and the pipeline runs on {own}, whose offsets mean \
+             nothing there"
+        );
+        self.outlook.stall("AnotherKafka", message, "undo the edit, or apply the pipeline under another name");
+        true
+    }
+
     /// Whether a restore that is wanted can be done.
     fn checked(&mut self, wish: &Wish<'_>, given: &Option<(Timeline, String)>, run: &Run<'_>) -> bool {
         match (wish, given) {
@@ -387,6 +407,7 @@ impl<'a> Round<'a> {
             version: self.version(before.map(|kept| &kept.value), &valid.pipeline.spec).to_owned(),
             timeline,
             restored,
+            kafka: self.kafka.clone().or_else(|| before.and_then(|kept| kept.value.kafka.clone())),
             start: None,
         };
         if let Some(restored) = applied.restored.last().filter(|restored| restored.at == self.now) {
@@ -401,7 +422,9 @@ impl<'a> Round<'a> {
     /// The spec changed, and its plan did not.
     fn remember(&mut self, valid: &Valid<'_>, applied: &Applied) {
         let version = self.version(Some(applied), &valid.pipeline.spec).to_owned();
-        let next = Applied { generation: self.facts.generation, spec: valid.spec.clone(), version, ..applied.clone() };
+        let kafka = applied.kafka.clone().or_else(|| self.kafka.clone());
+        let generation = self.facts.generation;
+        let next = Applied { generation, spec: valid.spec.clone(), version, kafka, ..applied.clone() };
         if next != *applied {
             self.outlook.progress("Applying", "the edit is taken over");
             self.put_applied(&next);

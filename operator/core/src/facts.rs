@@ -47,6 +47,9 @@ pub struct Applied {
     /// The restores that were done, the one that this timeline began with last.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub restored: Vec<Restored>,
+    /// The id of the Kafka cluster that it runs on: positions are of no other one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kafka: Option<String>,
     /// The version of the StatefulSet, without pods, over which pods of this plan may start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<String>,

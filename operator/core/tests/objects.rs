@@ -7,7 +7,9 @@ use std::{env, fs};
 
 use millrace_core::ids::Timeline;
 use millrace_crds::check;
+use millrace_crds::pipeline::WriteMode;
 use millrace_operator_core::assign::{Room, place};
+use millrace_operator_core::backfill::Begun;
 use millrace_operator_core::facts::{Applied, Placed};
 use millrace_operator_core::names::Names;
 use millrace_operator_core::render::{Errand, Run, Source, lanes};
@@ -23,6 +25,7 @@ fn settings() -> Settings {
         "version": "1.2.3",
         "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "1Gi"}},
         "clusterId": "5ca1ab1e",
+        "backfill": {"priorityClassName": "millrace-backfill", "resources": {"requests": {"cpu": "50m"}}},
     });
     serde_json::from_value(settings).expect("settings")
 }
@@ -52,6 +55,7 @@ fn objects(document: &Value) -> Vec<Value> {
         version: "1.2.3".to_owned(),
         timeline,
         restored: Vec::new(),
+        kafka: Some("kafka-1".to_owned()),
         start: None,
     };
     let stages = [("joined".to_owned(), 3)].into();
@@ -72,7 +76,7 @@ fn objects(document: &Value) -> Vec<Value> {
         cut: Vec::new(),
         assignment: Some(assignment),
     };
-    vec![
+    let mut objects = vec![
         source.service_account(spec),
         source.service(),
         source.disruption_budget(),
@@ -86,7 +90,30 @@ fn objects(document: &Value) -> Vec<Value> {
         source.job(&Errand::cleanup(), 0, &run),
         source.job(&Errand::save("5a7e-7"), 0, &run),
         source.job(&Errand::restore("s3://b/savepoint.json", true, false, "00000000000000f4".to_owned()), 0, &restored),
-    ]
+    ];
+    if spec.sinks.iter().any(|sink| sink.write.mode == WriteMode::Upsert) {
+        let begun = begun();
+        let tidy = source.job_with(&Errand::tidy(&begun), 0, &run, &source.backfill_mount(&begun));
+        objects.extend([source.backfill_document(&begun), source.backfill(&begun, 0, &run), tidy]);
+    }
+    objects
+}
+
+fn begun() -> Begun {
+    let begun = json!({
+        "name": "january-5",
+        "uid": "ba5e",
+        "digest": "00000000000000f5",
+        "attempt": 1,
+        "at": "2026-01-07T00:00:00Z",
+        "plan": 1,
+        "fingerprint": FINGERPRINT,
+        "version": "1.2.3",
+        "timeline": 1,
+        "sinks": ["out"],
+        "document": {"any": "document"},
+    });
+    serde_json::from_value(begun).expect("a backfill that was begun")
 }
 
 fn compare(file: &Path, found: &str) {

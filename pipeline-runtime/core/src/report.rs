@@ -244,6 +244,8 @@ pub struct ErrorReport {
 pub struct PreflightReport {
     pub errors: Vec<String>,
     pub warnings: Vec<String>,
+    /// The id of the Kafka cluster that was reached.
+    pub kafka: Option<String>,
     /// Another pipeline has the prefix.
     pub conflict: Option<String>,
     pub stages: BTreeMap<String, i32>,

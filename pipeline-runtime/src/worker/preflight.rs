@@ -30,6 +30,8 @@ type Ranges = BTreeMap<(String, i32), Range<i64>>;
 pub struct Report {
     pub errors: Vec<String>,
     pub warnings: Vec<String>,
+    /// The id of the Kafka cluster.
+    pub kafka: Option<String>,
     /// What was looked at: what it is, its name, what it is like.
     pub seen: Vec<[String; 3]>,
     /// The prefix is another pipeline's; it is among the errors too.
@@ -83,6 +85,7 @@ pub fn check(job: &Job, depth: Depth) -> Result<Report, LogError> {
             return Ok(report);
         }
     };
+    report.kafka.clone_from(&survey.id);
     report.saw("cluster", &job.connection.bootstrap_servers, &format!("{} brokers", survey.brokers));
     let names = Names::new(&job.plan.prefix, job.timeline);
     let control = InternalTopic { name: names.control(), kind: InternalKind::Control, partitions: 1, grows: false };
@@ -388,6 +391,7 @@ impl Report {
         PreflightReport {
             errors: self.errors,
             warnings: self.warnings,
+            kafka: self.kafka,
             conflict: self.conflict,
             stages: self.stages,
             highest_generation: self.highest_generation,

@@ -44,6 +44,7 @@ impl<'a> Round<'a> {
             && report.errors.is_empty()
             && report.conflict.is_none()
         {
+            self.kafka.clone_from(&report.kafka);
             return Some(report.clone());
         }
         match (&job.end, report) {

@@ -105,6 +105,7 @@ fn running_as(spec: &Value, compiled: Compiled, count: i32) -> Observed {
         version: "1".to_owned(),
         timeline,
         restored: Vec::new(),
+        kafka: Some("kafka-1".to_owned()),
         start: None,
     };
     let stages = std::collections::BTreeMap::from([("s".to_owned(), count)]);
@@ -208,7 +209,10 @@ fn reason(decision: &Decision, kind: &str) -> String {
 /// A preflight that was asked for has passed.
 fn pass(observed: &mut Observed) {
     let stages = [("s".to_owned(), 2)].into();
-    let message = json!(PreflightReport { stages, highest_generation: Generation(1), ..PreflightReport::default() });
+    let elsewhere = observed.pipeline["spec"]["kafka"]["bootstrapServers"] == "elsewhere:9093";
+    let kafka = Some(if elsewhere { "kafka-2" } else { "kafka-1" }.to_owned());
+    let highest_generation = Generation(1);
+    let message = json!(PreflightReport { stages, kafka, highest_generation, ..PreflightReport::default() });
     for job in observed.children.iter_mut().filter(|object| object["kind"] == "Job") {
         let at = "2026-01-01T00:00:00Z";
         let message = message.to_string();
@@ -825,6 +829,8 @@ fn each_class_of_edit_does_what_the_api_says() {
     assert_eq!(effect(set("/sources/0/kafka/topic", json!("b")), lost), "refused: StateDoesNotFit");
     let prefix = set("/kafka", json!({"bootstrapServers": "kafka:9093", "internal": {"prefix": "other"}}));
     assert_eq!(effect(prefix, same()), "refused: SpecInvalid");
+    let elsewhere = set("/kafka/bootstrapServers", json!("elsewhere:9093"));
+    assert_eq!(effect(elsewhere, same()), "check, refused: AnotherKafka");
     let mistakes = vec![Mistake::default()];
     let wrong = Compiled { plan: None, mistakes, ..same() };
     assert_eq!(effect(set("/steps/0/project/where", json!("amount >")), wrong), "refused: SpecInvalid");

@@ -22,6 +22,8 @@ use crate::log::{InternalKind, LogError};
 pub use super::native::admin::{Description, Right, Spec};
 
 /// How long a cluster is tried to be reached: longer than the brokers go on naming one that stands still (9 s,
+/// For how long a broker that was reached is asked for the cluster's id.
+const ID_MS: i32 = 2_000;
 /// `broker.session.timeout.ms`), shorter than a person waits.
 pub const REACH_MS: u64 = 20_000;
 /// An attempt of it, and what asking another broker for the next one may take.
@@ -56,6 +58,8 @@ pub struct Survey {
     client: Option<Arc<Client>>,
     admin: Admin,
     pub brokers: usize,
+    /// The id of the cluster, where it has told one.
+    pub id: Option<String>,
 }
 
 /// Connects within [`REACH_MS`], or says why not. `give_up` ends it early.
@@ -66,7 +70,8 @@ pub fn reach(connection: &Connection, give_up: &dyn Fn() -> bool) -> Result<Surv
         Ok(brokers) => {
             let admin =
                 Admin::connect(&connection.client()).map_err(|error| Refusal::Unreachable(error.to_string()))?;
-            Ok(Survey { connection: connection.clone(), client: Some(client), admin, brokers })
+            let id = client.cluster_id(ID_MS);
+            Ok(Survey { connection: connection.clone(), client: Some(client), admin, brokers, id })
         }
         Err(refusal) => {
             end("a client", client);
