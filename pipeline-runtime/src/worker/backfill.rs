@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use millrace_core::ids::Partition;
+use millrace_core::ids::{Offset, Partition};
 use millrace_core::plan::{InputFrom, OutputTo, Plan, Port, Source, Stage, StartFrom};
 use millrace_core::report::{BackfillReport, PartReport};
 use millrace_core::totals::Totals;
@@ -25,11 +25,14 @@ const MICROS_PER_MS: i64 = 1_000;
 const SAMPLE_MS: u64 = 10_000;
 const SAMPLES: usize = 6;
 
+/// A partition of the repairs, and its end when it was first looked at. What comes behind says only that nothing follows.
+type Left = (String, Partition, Option<Offset>);
+
 pub struct Progress {
     /// Of all lanes together; `None`: as many as they can.
     pub records_per_second: Option<u64>,
     /// Partitions of the repairs that the pipeline has not taken, as far as is known. `None`: not all is computed yet.
-    left: Option<VecDeque<(String, Partition)>>,
+    left: Option<VecDeque<Left>>,
     next_look_ms: u64,
     next_say_ms: u64,
     /// When it stood where: steady milliseconds, and offsets that were read. The oldest is the first.
@@ -58,7 +61,7 @@ impl Progress {
         let partitions = |topic: &str| watch.topology.topics.get(topic).map_or(0, |(_, partitions)| *partitions);
         let all = plan.repaired().flat_map(|(_, topic)| {
             let topic = topic.to_owned();
-            (0..partitions(&topic)).map(move |partition| (topic.clone(), Partition(partition)))
+            (0..partitions(&topic)).map(move |partition| (topic.clone(), Partition(partition), None))
         });
         self.left = Some(all.collect());
     }
@@ -74,8 +77,8 @@ impl Progress {
         if now_ms < self.next_look_ms {
             return Ok(());
         }
-        while let Some((topic, partition)) = left.front() {
-            let taken = watch.is_empty(topic, *partition)?;
+        while let Some((topic, partition, end)) = left.front_mut() {
+            let taken = watch.is_empty(topic, *partition, end)?;
             let over = clock::steady_ms() - now_ms >= LOOK_MS;
             if taken {
                 left.pop_front();

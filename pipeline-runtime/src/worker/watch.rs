@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 use millrace_core::control::{Change, Created, Record};
-use millrace_core::ids::Partition;
+use millrace_core::ids::{Offset, Partition};
 use millrace_core::ownership::ControlLog;
 use millrace_core::plan::Plan;
 
@@ -52,11 +52,14 @@ impl Watch {
         Ok(())
     }
 
-    /// Whether a partition holds no record any more. Brokers that do not answer are asked again the next time.
-    pub fn is_empty(&mut self, topic: &str, partition: Partition) -> anyhow::Result<bool> {
+    /// Whether a partition holds no record any more of those that were there when it was first asked for, which `end` keeps.
+    /// Brokers that do not answer are asked again the next time.
+    pub fn is_empty(&mut self, topic: &str, partition: Partition, end: &mut Option<Offset>) -> anyhow::Result<bool> {
         let range = self.log.range(topic, partition);
-        let held =
-            range.map_err(Into::into).and_then(|range| first(&mut self.log, topic, partition, range, &mut |_| {}));
+        let held = range.map_err(Into::into).and_then(|range| {
+            let end = *end.get_or_insert(range.end);
+            first(&mut self.log, topic, partition, range.start..end.max(range.start), &mut |_| {})
+        });
         match held {
             Err(error) if error.downcast_ref::<LogError>().is_some_and(LogError::passes) => {
                 tracing::warn!(error = format!("{error:#}"), "a topic cannot be looked at");
