@@ -420,10 +420,16 @@ impl<L: Log> Engine<L> {
             };
             // Tables first, then the order of the spec.
             let rank = source.map_or(0, |i| i as u32) + if input.table { 0 } else { 1 << 16 };
+            let until = source.and_then(|i| plan.sources[i].until.iter().find(|(p, _)| *p == task.id.partition.0));
+            let next = match until {
+                // All of a backfill's part was read, and what lies behind it may be gone.
+                Some((_, to)) if input.next.0 >= *to => self.log.end_of(&input.topic, task.id.partition)?,
+                _ => input.next,
+            };
             let InputId(id) = self.log.assign(Assignment {
                 topic: input.topic.clone(),
                 partition: task.id.partition,
-                next: input.next,
+                next,
                 rank: if input.repairs() { RANK_LAST } else { rank },
                 group: self.builder.names.group(&stage.name),
             })?;

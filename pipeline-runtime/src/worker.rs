@@ -11,9 +11,9 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use millrace_core::assignment::Assignment;
-use millrace_core::control::{Change, Created, Incarnation, LaneId, Owner, PlanStamp, Record};
+use millrace_core::control::{Change, Created, Incarnation, LaneId, Owner, Pinned, PlanStamp, Record};
 use millrace_core::ids::{Generation, Offset, TaskId, Timeline};
 use millrace_core::leave::{Leave, Seen};
 use millrace_core::ownership::{ControlLog, Identity, Rules};
@@ -100,6 +100,8 @@ pub struct WorkerConfig {
     pub leave_within_ms: u64,
     /// Of a backfill, what all lanes may read of streams in a second at first; `None`: as much as they can.
     pub records_per_second: Option<u64>,
+    /// Of a backfill: what it computes. It stays so in the control log before anything is claimed.
+    pub pinned: Option<Pinned>,
     pub engine: EngineConfig,
     pub memory: Memory,
     pub snapshots: SnapshotRules,
@@ -604,6 +606,9 @@ fn start(config: &WorkerConfig) -> anyhow::Result<Start> {
     report.pass()?;
     let names = Names::new(&plan.prefix, config.job.timeline);
     let (mut control, mut known) = take_prefix(&config.job)?;
+    if let Some(pinned) = &config.pinned {
+        pin(pinned, &mut control, &mut known)?;
+    }
     let id = LaneId { timeline: config.job.timeline, worker: config.worker, lane: 0 };
     // It reads nothing.
     let mut log = KafkaLog::open(log_config(config, connection, id, &Topology::default()))?;
@@ -645,7 +650,7 @@ fn start(config: &WorkerConfig) -> anyhow::Result<Start> {
             let number = match newest {
                 Some(newest) if newest.fingerprint == fingerprint => newest.plan,
                 Some(_) if plan.backfills() => bail!(
-                    "a backfill of this name was begun with another range, or with the plan of another pipeline file: go on with those, or give this one another name"
+                    "a backfill of this name was begun with another plan, by another release: go on with that one, or give this one another name"
                 ),
                 Some(newest) => newest.plan + 1,
                 None => 1,
@@ -693,6 +698,20 @@ fn take_prefix(job: &Job) -> anyhow::Result<(ControlTopic, ControlLog)> {
             Identity::Conflict(owner) => bail!(preflight::conflict(&plan.prefix, &owner)),
         }
     }
+}
+
+/// Says in the control log what a backfill computes, if nobody has said it before.
+fn pin(own: &Pinned, control: &mut ControlTopic, known: &mut ControlLog) -> anyhow::Result<()> {
+    if known.pinned().is_none() {
+        let by = Incarnation(getrandom::u64().context("draw a random number")?);
+        let position = control.append(&Change::Put(Record::Pinned { by, pinned: own.clone() }))?;
+        take(known, control.read_to(position)?);
+    }
+    ensure!(
+        known.pinned() == Some(own),
+        "another process has begun a backfill of this name at the same time; begin again to go on with what that one computes"
+    );
+    Ok(())
 }
 
 /// Of the committed totals, what guards did with rows of backfills, by sink.

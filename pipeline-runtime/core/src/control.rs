@@ -12,10 +12,12 @@
 //! | `release/…` (as the claim) | last epoch | cancels exactly that claim; a taker waits for that epoch's marker |
 //! | `fenced/<lane>/<q>` | | that lane's id was initialised by somebody who had read this log up to and with `q` when it began |
 //! | `resumed/<lane>/<incarnation>` | | that lane initialised its own id, and reads the log up to this record |
+//! | `pinned/<incarnation>` | digest, ranges | what the backfill of this name computes; the first one in the log counts |
 //!
 //! Neither a stage's name (DNS-1035) nor a topic's can contain `/`. A kind of key that this release does not know is an
 //! error, never skipped: a newer release may have made a rule of it.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
@@ -106,6 +108,16 @@ pub struct Created {
     pub begun: i32,
 }
 
+/// What a backfill computes, as its range came to when it began.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Pinned {
+    /// Of all that tells it from another backfill of its name.
+    pub digest: String,
+    /// By stream: (partition, the first record, behind the last one).
+    pub ranges: BTreeMap<String, Vec<(i32, i64, i64)>>,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key {
     Owner(u64),
@@ -114,6 +126,7 @@ pub enum Key {
     Release(ClaimId),
     Fenced(LaneId, Offset),
     Resumed(LaneId, Incarnation),
+    Pinned(Incarnation),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,6 +155,11 @@ pub enum Record {
     Resumed {
         lane: LaneId,
         incarnation: Incarnation,
+    },
+    /// By whom is random: of two that write at once both records stay, and the first counts.
+    Pinned {
+        by: Incarnation,
+        pinned: Pinned,
     },
 }
 
@@ -186,6 +204,7 @@ impl Record {
             Self::Release { id, .. } => Key::Release(id.clone()),
             Self::Fenced { lane, read_to } => Key::Fenced(*lane, *read_to),
             Self::Resumed { lane, incarnation } => Key::Resumed(*lane, *incarnation),
+            Self::Pinned { by, .. } => Key::Pinned(*by),
         }
     }
 
@@ -197,6 +216,7 @@ impl Record {
             Self::Claim { plan, .. } => json(plan),
             Self::Release { last_epoch, .. } => json(&Released { last_epoch: *last_epoch }),
             Self::Fenced { .. } | Self::Resumed { .. } => json(&Nothing {}),
+            Self::Pinned { pinned, .. } => json(pinned),
         }
     }
 }
@@ -234,6 +254,7 @@ impl Change {
                     let Nothing {} = serde_json::from_slice(value)?;
                     Record::Resumed { lane, incarnation }
                 }
+                Key::Pinned(by) => Record::Pinned { by, pinned: serde_json::from_slice(value)? },
             })
         };
         read().map(Self::Put).map_err(|source| ControlError::Value { key: key.to_owned(), source })
@@ -249,6 +270,7 @@ impl fmt::Display for Key {
             Self::Release(id) => write!(f, "release/{id}"),
             Self::Fenced(lane, read_to) => write!(f, "fenced/{lane}/{read_to}"),
             Self::Resumed(lane, incarnation) => write!(f, "resumed/{lane}/{incarnation}"),
+            Self::Pinned(by) => write!(f, "pinned/{by}"),
         }
     }
 }
@@ -264,6 +286,7 @@ impl FromStr for Key {
             ["claim", ref id @ ..] => claim_id(id).map(Self::Claim),
             ["release", ref id @ ..] => claim_id(id).map(Self::Release),
             ["fenced", lane, read_to] => lane_and(lane, read_to.parse().ok()).map(|(l, q)| Self::Fenced(l, Offset(q))),
+            ["pinned", by] => incarnation(by).map(Self::Pinned),
             ["resumed", lane, life] => lane_and(lane, incarnation(life)).map(|(l, i)| Self::Resumed(l, i)),
             _ => None,
         };
@@ -305,6 +328,8 @@ mod tests {
         let owner = Owner { cluster: "c".into(), namespace: "shop".into(), name: "orders".into(), uid: "u".into() };
         let created = Created { topic_id: "kA_9".into(), partitions: 8, begun: 4 };
         let (lane, incarnation) = (claim().lane, claim().incarnation);
+        let ranges = BTreeMap::from([("orders".to_owned(), vec![(0, 5, 9), (1, 0, 0)])]);
+        let pinned = Pinned { digest: "0a".into(), ranges };
         let written = [
             (Record::Owner { number: 2, owner }, "owner/2"),
             (
@@ -315,6 +340,7 @@ mod tests {
             (Record::Release { id: claim(), last_epoch: Epoch(9) }, "release/enriched/3/7/t1-w2-l0/000000000000beef"),
             (Record::Fenced { lane, read_to: Offset(41) }, "fenced/t1-w2-l0/41"),
             (Record::Resumed { lane, incarnation }, "resumed/t1-w2-l0/000000000000beef"),
+            (Record::Pinned { by: incarnation, pinned }, "pinned/000000000000beef"),
         ];
         for (record, key) in written {
             assert_eq!(record.key().to_string(), key);

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use millrace_core::plan::{Guard, InputFrom, Late, OperatorKind, Output, OutputTo, Plan, Port, Stage, StartFrom};
 use millrace_crds::mistake::Mistake;
 
+use crate::compile;
 use crate::mistakes::Mistakes;
 use crate::names::did_you_mean;
 use crate::state;
@@ -56,7 +57,11 @@ pub fn repair(live: &Plan, repair: &Repair<'_>) -> Result<Plan, Vec<Mistake>> {
     }
     plan.state = state::layouts(&plan);
     plan.state_fingerprint = state::fingerprint(&plan.state);
-    Ok(plan)
+    let mut mistakes = Mistakes::default();
+    for message in compile::long_topics(&plan) {
+        mistakes.add("metadata.name", &plan.prefix, message, "give the backfill a shorter name");
+    }
+    if mistakes.is_empty() { Ok(plan) } else { Err(mistakes.into_vec()) }
 }
 
 /// Streams of a backfill's plan: what a range is about.

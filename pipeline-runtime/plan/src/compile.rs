@@ -109,16 +109,21 @@ fn split_sources(catalog: &Catalog, logical: &Logical) -> (Vec<usize>, Vec<usize
     (0..catalog.sources.len()).partition(|i| read.contains(i))
 }
 
-fn check_topics(plan: &Plan) -> Result<(), Vec<Mistake>> {
-    let names = plan.stages.iter().map(|s| &s.name).chain(plan.exchanges.iter().map(|e| &e.name));
-    let mut mistakes = Mistakes::default();
-    for name in names {
+/// Topics of our own whose names may be too long.
+pub(crate) fn long_topics(plan: &Plan) -> impl Iterator<Item = String> {
+    let exchanges = plan.exchanges.iter().filter(|exchange| exchange.topic.is_none());
+    let names = plan.stages.iter().map(|s| &s.name).chain(exchanges.map(|e| &e.name));
+    names.filter_map(|name| {
         let length = plan.prefix.len() + name.len() + TOPIC_DECORATION;
-        if length > TOPIC_LENGTH_MAX {
-            let message =
-                format!("the topic of '{name}' may have {length} characters, above Kafka's {TOPIC_LENGTH_MAX}");
-            mistakes.add("spec.kafka.internal.prefix", &plan.prefix, message, "shorten the prefix or the name");
-        }
+        let long = length > TOPIC_LENGTH_MAX;
+        long.then(|| format!("the topic of '{name}' may have {length} characters, above Kafka's {TOPIC_LENGTH_MAX}"))
+    })
+}
+
+fn check_topics(plan: &Plan) -> Result<(), Vec<Mistake>> {
+    let mut mistakes = Mistakes::default();
+    for message in long_topics(plan) {
+        mistakes.add("spec.kafka.internal.prefix", &plan.prefix, message, "shorten the prefix or the name");
     }
     if mistakes.is_empty() { Ok(()) } else { Err(mistakes.into_vec()) }
 }

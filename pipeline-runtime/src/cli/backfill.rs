@@ -1,20 +1,25 @@
 //! `millrace run --backfill`: a part of history, computed again.
 //!
 //! The backfill runs to its end with ids and a state of its own, and what it computes goes to the topics by which repairs come
-//! to the pipeline; the pipeline takes it while it runs, on files when it runs on. There what is to be done is pinned before
-//! it begins. On Kafka the first epoch of each task pins where it begins, and where it ends follows from a range in the past.
+//! to the pipeline; the pipeline takes it while it runs, on files when it runs on. What a range comes to is pinned before
+//! anything is done: on files beside the state, on Kafka in the backfill's control topic. So it stays, whatever is deleted.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
+use millrace_core::control::Pinned;
+use millrace_core::fingerprint::fnv1a;
 use millrace_core::ids::{Partition, Timeline};
+use millrace_core::ownership::ControlLog;
 use millrace_core::plan::{Plan, StartFrom};
+use millrace_core::report::hex;
 use millrace_core::totals::{DropReason, Totals};
 use millrace_crds::backfill::{Backfill, BackfillRange, BackfillSpec, OffsetRange};
 use millrace_crds::check::{self, Mistake};
 use millrace_crds::pipeline::Pipeline;
+use millrace_crds::timestamp::Timestamp;
 use millrace_plan::backfill::{self, Ranges, Repair};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -26,13 +31,14 @@ use crate::engine::topology::Names;
 use crate::engine::{Engine, EngineConfig, Exit};
 use crate::log::Log;
 use crate::log::file::{FileLog, FileLogConfig};
-use crate::log::kafka::survey;
+use crate::log::kafka::{KafkaLog, survey};
 use crate::metrics::Metrics;
-use crate::worker::{Job, preflight, savepoint};
+use crate::worker::preflight::{self, Depth, Findings};
+use crate::worker::{Job, plan_fingerprint, savepoint};
 
 /// What a backfill began with, and whether it is done.
 #[derive(Serialize, Deserialize)]
-struct Pinned {
+struct Begun {
     spec: BackfillSpec,
     plan: Plan,
     done: bool,
@@ -52,28 +58,31 @@ fn read_of(file: &Path, pipeline: &Pipeline) -> Result<Backfill, Failure> {
     Ok(read)
 }
 
-/// The plan of a backfill, with the ranges that it comes to now.
-fn plan(
-    file: &Path,
-    Backfill { metadata, spec, .. }: &Backfill,
-    (live, timeline): (&Plan, Timeline),
-    log: &mut dyn Log,
-) -> Result<Plan, Failure> {
-    let mistakes = |mistakes| Failure::Mistakes(file.to_owned(), mistakes);
-    let names = Names::new(&live.prefix, timeline);
-    let topic = |exchange: &str| names.repartition(exchange);
-    let prefix = format!("{}-{}", live.prefix, metadata.name);
-    let mut plan = backfill::repair(live, &Repair { prefix, sinks: &spec.sinks, topic: &topic }).map_err(mistakes)?;
-    let ranges = ranges(&plan, &spec.range, log)?.map_err(mistakes)?;
-    backfill::bound(&mut plan, &ranges);
-    Ok(plan)
+/// What everything begins with that a backfill makes in Kafka. No Pipeline's name has a dot.
+fn prefix(live: &Plan, Backfill { metadata, .. }: &Backfill) -> String {
+    format!("{}-backfill.{}", live.prefix, metadata.name)
 }
 
-/// A job that computes a range again, beside the pipeline of another one; and how many records it may read in a second at
-/// first. `told`: somebody can tell it another rate.
-pub fn job(file: &Path, pipeline: &Pipeline, live: Job, told: bool) -> Result<(Job, Option<u64>), Failure> {
+/// The plan of a backfill, which reads nothing of its streams yet.
+fn plan(file: &Path, backfill: &Backfill, (live, timeline): (&Plan, Timeline)) -> Result<Plan, Failure> {
+    let names = Names::new(&live.prefix, timeline);
+    let topic = |exchange: &str| names.repartition(exchange);
+    let repair = Repair { prefix: prefix(live, backfill), sinks: &backfill.spec.sinks, topic: &topic };
+    backfill::repair(live, &repair).map_err(|mistakes| Failure::Mistakes(file.to_owned(), mistakes))
+}
+
+/// A backfill that runs beside a pipeline.
+pub struct Beside {
+    pub job: Job,
+    /// At first; `None`: as many as it can.
+    pub records_per_second: Option<u64>,
+    pub pinned: Pinned,
+}
+
+/// What computes a range again, beside the pipeline of another job. `told`: somebody can tell it another rate.
+pub fn beside(file: &Path, pipeline: &Pipeline, live: Job, told: bool) -> Result<Beside, Failure> {
     let backfill = read_of(file, pipeline)?;
-    let rate = if told { first_rate(&backfill.spec) } else { rate(file, &backfill.spec)? };
+    let records_per_second = if told { first_rate(&backfill.spec) } else { rate(file, &backfill.spec)? };
     if let Some(to) = backfill.spec.range.to.filter(|to| to.ms() > clock::now_ms()) {
         let hint = "end it in the past: what comes later is the pipeline's";
         let value = Value::String(to.to_string());
@@ -81,12 +90,40 @@ pub fn job(file: &Path, pipeline: &Pipeline, live: Job, told: bool) -> Result<(J
         return Err(Failure::Mistakes(file.to_owned(), vec![mistake]));
     }
     reach(&live)?;
-    let id = format!("{}-{}-plan", live.plan.prefix, backfill.metadata.name);
-    let mut log = savepoint::open_log(&live, id).map_err(anyhow::Error::from)?;
-    let plan = plan(file, &backfill, (&live.plan, live.timeline), &mut log)?;
+    let digest = digest(&backfill.spec, &live)?;
     // Its history is its own, and it has no snapshots: it ends.
-    let plan = Arc::new(Plan { snapshots: false, ..plan });
-    Ok((Job { plan, timeline: Timeline(1), storage: None, ..live }, rate))
+    let mut plan = Plan { snapshots: false, ..plan(file, &backfill, (&live.plan, live.timeline))? };
+    backfill::bound(&mut plan, &Ranges::new());
+    let job = Job { plan: Arc::new(plan.clone()), timeline: Timeline(1), storage: None, ..live };
+    let mut log = savepoint::open_log(&job, format!("{}-plan", plan.prefix)).map_err(anyhow::Error::from)?;
+    let ranges = match begun(&job, &mut log)?.pinned() {
+        Some(pinned) if pinned.digest == digest => pinned.ranges.clone(),
+        Some(_) => {
+            let text = "a backfill of this name was begun with another range, or for another plan of the pipeline: go on with those, or give this one another name";
+            return Err(Failure::Said(vec![text.to_owned()]));
+        }
+        None => ranges(&plan, &backfill.spec.range, &mut log)?
+            .map_err(|mistakes| Failure::Mistakes(file.to_owned(), mistakes))?,
+    };
+    backfill::bound(&mut plan, &ranges);
+    say(&ranges);
+    let pinned = Pinned { digest, ranges };
+    Ok(Beside { job: Job { plan: Arc::new(plan), ..job }, records_per_second, pinned })
+}
+
+/// Its control log. What keeps it from being read is said with all else that is wrong.
+fn begun(job: &Job, log: &mut KafkaLog) -> Result<ControlLog, Failure> {
+    savepoint::known(job, log).or_else(|error| {
+        let report = preflight::check(job, Depth::Start).map_err(anyhow::Error::from)?;
+        report.pass().map_err(|Findings(errors)| Failure::Said(errors))?;
+        Err(error.into())
+    })
+}
+
+/// What tells a backfill from others of its name.
+fn digest(spec: &BackfillSpec, live: &Job) -> anyhow::Result<String> {
+    let text = serde_json::to_vec(&(spec.pinned(), plan_fingerprint(&live.plan)?, live.timeline));
+    Ok(hex(fnv1a(&text.context("write the spec")?)))
 }
 
 /// Says what is wrong with the way to a cluster that is not reached, before anything else is asked of it.
@@ -112,7 +149,7 @@ pub fn local(file: &Path, (pipeline, live): (&Pipeline, &Plan), files: &FileLogC
     std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
     let mut log = FileLog::open(files).map_err(anyhow::Error::from)?;
     let mut pinned = match read_json(&pinned_file)? {
-        Some(Pinned { spec: before, .. }) if before.pinned() != backfill.spec.pinned() => {
+        Some(Begun { spec: before, .. }) if before.pinned() != backfill.spec.pinned() => {
             let text = format!("backfill '{name}' was begun with another spec: give this one another name");
             return Err(Failure::Said(vec![text]));
         }
@@ -122,8 +159,12 @@ pub fn local(file: &Path, (pipeline, live): (&Pipeline, &Plan), files: &FileLogC
         }
         Some(pinned) => pinned,
         None => {
-            let plan = plan(file, &backfill, (live, Timeline(1)), &mut log)?;
-            let pinned = Pinned { spec: backfill.spec.clone(), plan, done: false };
+            let mut plan = plan(file, &backfill, (live, Timeline(1)))?;
+            let ranges = ranges(&plan, &backfill.spec.range, &mut log)?;
+            let ranges = ranges.map_err(|mistakes| Failure::Mistakes(file.to_owned(), mistakes))?;
+            backfill::bound(&mut plan, &ranges);
+            say(&ranges);
+            let pinned = Begun { spec: backfill.spec.clone(), plan, done: false };
             write_json(&pinned_file, &pinned)?;
             pinned
         }
@@ -181,7 +222,7 @@ fn told(engine: &Engine<FileLog>) -> String {
 
 /// The range of each partition of the plan's streams.
 fn ranges(plan: &Plan, range: &BackfillRange, log: &mut dyn Log) -> anyhow::Result<Result<Ranges, Vec<Mistake>>> {
-    let mut ranges = Ranges::new();
+    let (mut ranges, mut mistakes) = (Ranges::new(), Vec::new());
     for stream in backfill::streams(plan) {
         let topic = &stream.topic;
         let partitions = log.topic(topic)?.with_context(|| format!("topic '{topic}' does not exist"))?.partitions;
@@ -189,36 +230,53 @@ fn ranges(plan: &Plan, range: &BackfillRange, log: &mut dyn Log) -> anyhow::Resu
         for partition in 0..partitions {
             let at = |log: &mut dyn Log, from: &StartFrom| log.start(topic, Partition(partition), from);
             let first = at(log, &StartFrom::Earliest)?.0;
-            let (Some(from), Some(to)) = (range.from, range.to) else {
+            let (Some(from), Some(to)) = (&range.from, &range.to) else {
                 list.push((partition, first, first));
                 continue;
             };
             let begin = at(log, &StartFrom::Timestamp(from.ms()))?.0;
             let end = at(log, &StartFrom::Timestamp(to.ms()))?.0;
-            if begin == first && first > 0 {
-                tracing::warn!(
-                    topic,
-                    partition,
-                    first,
-                    "older records were deleted: the range begins with the first one"
-                );
+            if first > 0 {
+                mistakes.extend(expired(from, (topic, partition, first), log)?);
             }
             list.push((partition, begin, end.max(begin)));
         }
     }
-    let mut mistakes = Vec::new();
     for (i, part) in range.offsets.iter().enumerate() {
         if let Err((field, value, message, hint)) = take(plan, part, &mut ranges, log)? {
             let path = format!("spec.range.offsets[{i}].{field}");
             mistakes.push(Mistake::new(path, Some(&value), message, hint));
         }
     }
+    Ok(if mistakes.is_empty() { Ok(ranges) } else { Err(mistakes) })
+}
+
+/// What was deleted of a partition may have been in the range where no record that is there is older than its beginning. The
+/// record itself is asked: for a time that is in a segment whose records were deleted, brokers may say that none is as young.
+/// Where there is no record at all, that is only said.
+fn expired(
+    from: &Timestamp,
+    (topic, partition, first): (&str, i32, i64),
+    log: &mut dyn Log,
+) -> anyhow::Result<Option<Mistake>> {
+    let what = format!("partition {partition} of topic '{topic}' begins at offset {first}");
+    let range = log.range(topic, Partition(partition))?;
+    let Some(oldest_ms) = savepoint::first_ms(log, topic, Partition(partition), range)? else {
+        tracing::warn!("{what} and holds nothing: records of the range may have been deleted");
+        return Ok(None);
+    };
+    let value = Value::String(from.to_string());
+    let message = format!("may lie before what the log holds: {what}, and the first record there is not older");
+    let hint = "begin later, or name what is there under spec.range.offsets: it holds what was not deleted";
+    Ok((oldest_ms >= from.ms()).then(|| Mistake::new("spec.range.from", Some(&value), message, hint)))
+}
+
+fn say(ranges: &Ranges) {
     for (source, (partition, from, to)) in
         ranges.iter().flat_map(|(source, list)| list.iter().map(move |r| (source, r)))
     {
         tracing::info!(source, partition, from, to, "computes again");
     }
-    Ok(if mistakes.is_empty() { Ok(ranges) } else { Err(mistakes) })
 }
 
 /// A field, its value, what is wrong with it, and what to do.

@@ -162,9 +162,10 @@ fn on_kafka(
     set_log_level: SetLogLevel,
 ) -> Result<Option<BackfillReport>, Failure> {
     let mut job = job(pipeline, plan, args.secrets.as_deref(), (&args.cluster, args.timeline))?;
-    let mut rate = None;
+    let (mut records_per_second, mut pinned) = (None, None);
     if let Some(file) = &args.backfill {
-        (job, rate) = backfill::job(file, pipeline, job, args.control.is_some())?;
+        let beside = backfill::beside(file, pipeline, job, args.control.is_some())?;
+        (job, records_per_second, pinned) = (beside.job, beside.records_per_second, Some(beside.pinned));
     }
     let (kafka, secrets) = (pipeline.spec.kafka.clone(), args.secrets.clone());
     let config = WorkerConfig {
@@ -174,7 +175,8 @@ fn on_kafka(
         assignment: args.assignment.clone(),
         control: args.control.zip(args.control_tls.clone()).map(|(address, dir)| ControlConfig { address, dir }),
         leave_within_ms: args.leave_within.saturating_mul(1_000),
-        records_per_second: rate,
+        records_per_second,
+        pinned,
         engine: EngineConfig {
             isolate: true,
             epoch_timeout_ms: Some(u64::from(TRANSACTION_TIMEOUT_MS)),

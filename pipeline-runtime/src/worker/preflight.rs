@@ -342,7 +342,9 @@ fn starts(
         let changelogs: Vec<String> = stages.map(|stage| names.changelog(&stage.name)).collect();
         let begun = |p: i32| changelogs.iter().all(|c| own.get(&(c.clone(), p)).is_some_and(|range| range.end > 0));
         let count = topology.topics.get(&source.topic).map_or(0, |(_, count)| *count);
-        let open: Vec<(i32, i64)> = offsets.iter().filter(|(p, _)| !begun(*p)).copied().collect();
+        // Of what is empty nothing is read.
+        let empty = |part: &(i32, i64)| source.until.contains(part);
+        let open: Vec<(i32, i64)> = offsets.iter().filter(|part| !begun(part.0) && !empty(part)).copied().collect();
         let there = open.iter().filter(|(p, _)| *p < count).map(|(p, _)| (source.topic.as_str(), *p));
         let ranges = survey.ranges(&there.collect::<Vec<_>>(), Spec::LastStable)?;
         for (partition, offset) in open {

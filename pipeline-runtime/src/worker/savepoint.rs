@@ -125,7 +125,7 @@ pub fn open_log(job: &Job, transactional_id: String) -> Result<KafkaLog, LogErro
 }
 
 /// The control log, if there is one.
-fn known(job: &Job, log: &mut KafkaLog) -> anyhow::Result<ControlLog> {
+pub fn known(job: &Job, log: &mut KafkaLog) -> anyhow::Result<ControlLog> {
     let (control, mut known) = (Names::new(&job.plan.prefix, job.timeline).control(), ControlLog::new(Rules::ALL));
     if log.topic(&control)?.is_some() {
         let existing = InternalTopics { create: false, ..job.internal };
@@ -293,8 +293,8 @@ impl Kept {
 }
 
 /// The time of the first record of a range, if it has one.
-fn first_ms(
-    log: &mut KafkaLog,
+pub fn first_ms(
+    log: &mut dyn Log,
     topic: &str,
     partition: Partition,
     range: Range<Offset>,
@@ -306,7 +306,7 @@ fn first_ms(
 
 /// Looks at the first record of a range. False: there is none.
 pub fn first(
-    log: &mut KafkaLog,
+    log: &mut dyn Log,
     topic: &str,
     partition: Partition,
     range: Range<Offset>,

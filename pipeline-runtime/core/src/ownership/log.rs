@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Rule, Rules};
-use crate::control::{Change, ClaimId, Created, Incarnation, Key, LaneId, Owner, PlanStamp, Record};
+use crate::control::{Change, ClaimId, Created, Incarnation, Key, LaneId, Owner, Pinned, PlanStamp, Record};
 use crate::ids::{Epoch, Generation, Offset, TaskId, Timeline};
 
 #[derive(Clone, Debug)]
@@ -83,6 +83,8 @@ pub struct ControlLog {
     /// The first record of each incarnation. Kept when the record goes: it is what makes one older than another.
     lives: BTreeMap<LaneId, BTreeMap<Incarnation, Offset>>,
     highest: Generation,
+    /// In the order of the log.
+    pinned: Vec<(Incarnation, Pinned)>,
 }
 
 impl ControlLog {
@@ -140,6 +142,7 @@ impl ControlLog {
             Record::Resumed { lane, incarnation } => {
                 self.lives.entry(lane).or_default().entry(incarnation).or_insert(at);
             }
+            Record::Pinned { by, pinned } => self.pinned.push((by, pinned)),
         }
     }
 
@@ -167,6 +170,7 @@ impl ControlLog {
                 self.created.remove(topic);
             }
             Key::Resumed(..) => {}
+            Key::Pinned(by) => self.pinned.retain(|(other, _)| other != by),
         }
     }
 
@@ -190,6 +194,11 @@ impl ControlLog {
     /// What the log knows about a topic that the pipeline made (I6).
     pub fn created(&self, topic: &str) -> Option<&Created> {
         self.created.get(topic)
+    }
+
+    /// What the backfill of this name computes, once it has begun.
+    pub fn pinned(&self) -> Option<&Pinned> {
+        self.pinned.first().map(|(_, pinned)| pinned)
     }
 
     /// Whether the prefix is ours. `adopt`: the user said that it shall be, whoever had it before.

@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::*;
-use crate::control::{Change, ClaimId, Created, Incarnation, Key, LaneId, Owner, PlanStamp, Record};
+use crate::control::{Change, ClaimId, Created, Incarnation, Key, LaneId, Owner, Pinned, PlanStamp, Record};
 use crate::ids::{Epoch, Generation, Offset, Partition, TaskId, Timeline};
 
 const A: LaneId = LaneId { timeline: Timeline(1), worker: 0xA, lane: 0 };
@@ -249,6 +249,7 @@ fn say(action: &Action) -> String {
     match action {
         Action::Append(Change::Put(record)) => match record {
             Record::Resumed { incarnation, .. } => format!("append resumed, life {}", incarnation.0),
+            Record::Pinned { by, .. } => format!("append what is pinned by {}", by.0),
             Record::Claim { id, .. } => format!("append claim of generation {}", id.generation),
             Record::Release { id, last_epoch } => {
                 format!("append release of life {}, generation {}, epoch {last_epoch}", id.incarnation.0, id.generation)
@@ -453,4 +454,18 @@ fn a_lane_that_leaves_releases_everything_first() {
     assert_eq!(lane.on(Event::Leave), ["finish"]);
     assert_eq!(lane.on(finished(9)), ["close", "append release of life 1, generation 2, epoch 9", "exit: Left"]);
     assert_eq!(Player::started(&[]).on(Event::Leave), ["exit: Left"]);
+}
+
+#[test]
+fn what_was_pinned_first_counts_also_when_its_writer_did_not_know_of_others() {
+    let pinned = |by: u64, to: i64| {
+        let ranges = BTreeMap::from([("orders".to_owned(), vec![(0, 0, to)])]);
+        Record::Pinned { by: Incarnation(by), pinned: Pinned { digest: "d".into(), ranges } }
+    };
+    let first = |log: &ControlLog| log.pinned().map(|pinned| pinned.ranges["orders"][0].2);
+    assert_eq!(first(&log(&[claim(A, 1)])), None);
+    let mut log = log(&[pinned(9, 5), pinned(1, 7)]);
+    assert_eq!(first(&log), Some(5));
+    log.apply(Offset(2), Change::Forget(Key::Pinned(Incarnation(9))));
+    assert_eq!(first(&log), Some(7));
 }
