@@ -58,7 +58,7 @@ enum Command {
     /// Compiles a pipeline from standard input, within limits: for the operator.
     Compile(compile::Args),
     /// Deletes what a pipeline made in Kafka: its own topics and groups. What it wrote to topics of the user stays.
-    Cleanup(preflight::Args),
+    Cleanup(cleanup::Args),
     /// Lists and verifies the snapshots of a pipeline's tasks.
     Snapshot(snapshot::Args),
     /// Writes, deletes and verifies savepoints.

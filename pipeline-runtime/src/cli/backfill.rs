@@ -126,6 +126,13 @@ fn digest(spec: &BackfillSpec, live: &Job) -> anyhow::Result<String> {
     Ok(hex(fnv1a(&text.context("write the spec")?)))
 }
 
+/// A job for the deletion of what a backfill made, which names nothing else: the topics of repairs are the pipeline's.
+pub fn made(file: &Path, pipeline: &Pipeline, live: Job) -> Result<Job, Failure> {
+    let prefix = prefix(&live.plan, &read_of(file, pipeline)?);
+    let plan = Arc::new(Plan { prefix, ..Plan::clone(&live.plan) });
+    Ok(Job { plan, timeline: Timeline(1), storage: None, ..live })
+}
+
 /// Says what is wrong with the way to a cluster that is not reached, before anything else is asked of it.
 fn reach(job: &Job) -> Result<(), Failure> {
     match survey::reach(&job.connection, &|| false) {

@@ -1,17 +1,27 @@
 //! `millrace cleanup`.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use millrace_core::report::{CleanupReport, TERMINATION_BYTES_MAX};
 
-use super::preflight::{Args, write_report};
+use super::preflight::{self, write_report};
 use super::run::job;
-use super::{Failure, Outcome, pipeline, plan};
+use super::{Failure, Outcome, backfill, pipeline, plan};
 use crate::worker::cleanup::clean;
+
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    of: preflight::Args,
+    /// A Backfill: deletes what it made, and nothing of the pipeline.
+    #[arg(long, value_name = "FILE")]
+    backfill: Option<PathBuf>,
+}
 
 pub fn run(args: &Args) -> Outcome {
     let cleaned = cleaned(args);
-    let Some(path) = &args.report else {
+    let Some(path) = &args.of.report else {
         let report = cleaned?;
         report.deleted.iter().for_each(|name| println!("deleted {name}"));
         report.left.iter().for_each(|name| println!("left    {name}"));
@@ -23,8 +33,12 @@ pub fn run(args: &Args) -> Outcome {
     write_report(path, &report.json(TERMINATION_BYTES_MAX))
 }
 
-fn cleaned(args: &Args) -> Result<CleanupReport, Failure> {
-    let pipeline = pipeline(&args.file)?;
-    let plan = Arc::new(plan(&args.file, &pipeline, args.plan.as_deref())?);
-    Ok(clean(&job(&pipeline, plan, args.secrets.as_deref(), (&args.cluster, args.timeline))?))
+fn cleaned(Args { of, backfill }: &Args) -> Result<CleanupReport, Failure> {
+    let pipeline = pipeline(&of.file)?;
+    let plan = Arc::new(plan(&of.file, &pipeline, of.plan.as_deref())?);
+    let live = job(&pipeline, plan, of.secrets.as_deref(), (&of.cluster, of.timeline))?;
+    Ok(clean(&match backfill {
+        Some(file) => backfill::made(file, &pipeline, live)?,
+        None => live,
+    }))
 }
