@@ -128,6 +128,11 @@ impl Client {
         self.ask(to, "PUT", "/v1/assignment", &serde_json::to_string(assignment)?)
     }
 
+    /// Tells a backfill how fast to read: the status of the answer.
+    pub fn rate(&self, to: SocketAddr, body: &str) -> anyhow::Result<u16> {
+        Ok(self.ask(to, "PUT", "/v1/rate", body)?.0)
+    }
+
     /// Says that nobody will take its tasks: the status of the answer.
     pub fn let_go(&self, to: SocketAddr) -> anyhow::Result<u16> {
         Ok(self.ask(to, "PUT", "/v1/let-go", "")?.0)
@@ -165,13 +170,20 @@ impl Managed {
         first: &Assignment,
         more: &[&str],
     ) -> anyhow::Result<Self> {
-        let (authority, dir) = (Authority::new()?, story.dir().join(format!("control-{state}")));
-        install(&dir, &[&authority], &authority.sign()?)?;
-        let file = dir.join("assignment.json");
+        let file = story.dir().join(format!("assignment-{state}.json"));
         std::fs::write(&file, serde_json::to_vec(first)?)?;
-        let (file, dir) = (file.display().to_string(), dir.display().to_string());
-        let arguments = ["--assignment", &file, "--control", "127.0.0.1:0", "--control-tls", &dir];
-        let mut worker = Worker::start(pipeline, &story.dir().join(state), &[&arguments[..], more].concat())?;
+        let assignment = ["--assignment", &file.display().to_string()].map(str::to_owned);
+        let more: Vec<&str> = assignment.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        Self::start_in(story.dir(), pipeline, state, &more)
+    }
+
+    /// What its other arguments say, of a pipeline's file; its state and its certificates are in a folder.
+    pub fn start_in(folder: &Path, pipeline: &Path, state: &str, more: &[&str]) -> anyhow::Result<Self> {
+        let (authority, dir) = (Authority::new()?, folder.join(format!("control-{state}")));
+        install(&dir, &[&authority], &authority.sign()?)?;
+        let dir = dir.display().to_string();
+        let arguments = ["--control", "127.0.0.1:0", "--control-tls", &dir];
+        let mut worker = Worker::start(pipeline, &folder.join(state), &[&arguments[..], more].concat())?;
         worker.wait_log("control=", 1)?;
         let log = worker.log();
         let address = log.split("control=").nth(1).and_then(|rest| rest.split_whitespace().next());
@@ -185,6 +197,10 @@ impl Managed {
 
     pub fn assign(&self, assignment: &Assignment) -> (u16, String) {
         self.client.assign(self.address, assignment).expect("the worker answers")
+    }
+
+    pub fn rate(&self, body: &str) -> u16 {
+        self.client.rate(self.address, body).expect("the worker answers")
     }
 
     pub fn let_go(&self) -> u16 {

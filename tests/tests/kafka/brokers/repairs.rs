@@ -1,15 +1,23 @@
 //! A repair beside a pipeline that goes on, on a real Kafka: both are killed with SIGKILL while rows of the same keys come
 //! from both. The oracle is every record of the sink's topic, not only the last of each key.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use millrace_core::plan::Partitioner;
+use millrace_core::report::{BackfillReport, CleanupReport, WorkerReport};
+use millrace_core::totals::DropReason;
 use millrace_kafka_harness::{Kafka, Message};
+use millrace_tests::control::{Managed, assignment};
 use millrace_tests::kafka::shared as kafka;
 use millrace_tests::scratch;
-use millrace_tests::story::{Numbers, Worker};
+use millrace_tests::story::{DEADLINE, Numbers, Worker, millrace, millrace_on};
+use rdkafka::consumer::Consumer;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 const PARTITIONS: i32 = 4;
@@ -23,6 +31,10 @@ const BATCHES: u64 = 40;
 /// The range is in the year 2020.
 const THEN_MS: i64 = 1_577_836_800_000;
 const KILLS: u64 = 3;
+/// Records of the range of a backfill that is looked after.
+const TOLD: u64 = 20_000;
+/// More than what was read takes to be committed and shown.
+const STANDS_STILL: Duration = Duration::from_secs(3);
 
 /// Versions come in any order. Of a few keys there are most rows, as Zipf has it.
 fn record(numbers: &mut Numbers, n: u64, at_ms: i64) -> Message {
@@ -105,19 +117,8 @@ fn repair(name: &str, key: &str, seed: u64) -> anyhow::Result<()> {
     let file = |name: &str| dir.path().join(name);
     std::fs::write(file("pipeline.yaml"), pipeline(name, &kafka.bootstrap_servers(), key))?;
     std::fs::write(file("backfill.yaml"), backfill(name))?;
-    let writer = kafka.writer()?;
     let mut greatest: BTreeMap<u64, u64> = BTreeMap::new();
-    let mut write = |numbers: &mut Numbers, range: std::ops::Range<u64>, at_ms: i64| -> anyhow::Result<()> {
-        let records: Vec<Message> = range.map(|n| record(numbers, n, at_ms)).collect();
-        for record in &records {
-            let row: Value = serde_json::from_slice(record.value.as_deref().unwrap_or_default())?;
-            let (id, version) = (row["id"].as_u64().unwrap_or_default(), row["version"].as_u64().unwrap_or_default());
-            let most = greatest.entry(id).or_default();
-            *most = version.max(*most);
-        }
-        writer.produce(&changes, records)
-    };
-    write(&mut numbers, 0..MISSED, THEN_MS)?;
+    write((&changes, &mut numbers), 0..MISSED, THEN_MS, &mut greatest)?;
     let start = |state: &str| -> anyhow::Result<Worker> {
         let mut worker = Worker::start(&file("pipeline.yaml"), &file(state), &["--lanes", "2"])?;
         worker.wait_ready()?;
@@ -130,7 +131,8 @@ fn repair(name: &str, key: &str, seed: u64) -> anyhow::Result<()> {
     let mut backfill = begin()?;
     let mut kills = 0;
     for batch in 0..BATCHES {
-        write(&mut numbers, MISSED + batch * BATCH..MISSED + (batch + 1) * BATCH, millrace_tests::shop::now_ms()?)?;
+        let (range, now_ms) = (batch * BATCH..(batch + 1) * BATCH, millrace_tests::shop::now_ms()?);
+        write((&changes, &mut numbers), MISSED + range.start..MISSED + range.end, now_ms, &mut greatest)?;
         if batch % (BATCHES / KILLS) == BATCHES / KILLS - 1 {
             backfill.kill()?;
             backfill = begin()?;
@@ -166,6 +168,208 @@ fn so_does_one_whose_rows_move_to_where_their_keys_meet() {
     repair("repaired-moved", "", 18).unwrap();
 }
 
+/// A record that the live pipeline takes, or that it has missed; of each key the greatest version that there was.
+fn write(
+    (topic, numbers): (&str, &mut Numbers),
+    range: std::ops::Range<u64>,
+    at_ms: i64,
+    greatest: &mut BTreeMap<u64, u64>,
+) -> anyhow::Result<()> {
+    let records: Vec<Message> = range.map(|n| record(numbers, n, at_ms)).collect();
+    for record in &records {
+        let row: Value = serde_json::from_slice(record.value.as_deref().unwrap_or_default())?;
+        let (id, version) = (row["id"].as_u64().unwrap_or_default(), row["version"].as_u64().unwrap_or_default());
+        let most = greatest.entry(id).or_default();
+        *most = version.max(*most);
+    }
+    kafka().produce(topic, records)
+}
+
+fn backfill_of(report: &WorkerReport) -> &BackfillReport {
+    report.backfill.as_ref().expect("it runs a backfill")
+}
+
+/// Records of the range that were read and committed.
+fn read(report: &WorkerReport) -> i64 {
+    backfill_of(report).parts.iter().map(|part| part.next - part.from).sum()
+}
+
+/// Waits until it reads nothing more.
+fn paused(backfill: &Managed) -> WorkerReport {
+    let last = Cell::new((-1, Instant::now()));
+    backfill.wait("to stand still", |report| {
+        if !report.ready || read(report) != last.get().0 {
+            last.set((read(report), Instant::now()));
+        }
+        last.get().1.elapsed() >= STANDS_STILL
+    })
+}
+
+/// A pipeline with a worker, a backfill of it that makes way, and somebody who looks after both.
+struct Told {
+    dir: tempfile::TempDir,
+    live: Managed,
+    numbers: Numbers,
+    /// Records of the stream.
+    written: u64,
+    greatest: BTreeMap<u64, u64>,
+}
+
+const CHANGES: &str = "told-changes";
+/// What begins everything that the backfill makes in Kafka.
+const OWN: &str = "test.told-backfill.again";
+
+impl Told {
+    fn start() -> anyhow::Result<Self> {
+        let (kafka, dir, mut numbers, mut greatest) = (kafka(), scratch()?, Numbers(19), BTreeMap::new());
+        let retention = millrace_tests::story::RETENTION_MS.to_string();
+        for topic in [CHANGES, "told-out"] {
+            kafka.create_topic(topic, PARTITIONS, &[("retention.ms", &retention)])?;
+        }
+        write((CHANGES, &mut numbers), 0..TOLD, THEN_MS, &mut greatest)?;
+        let (yaml, file) =
+            (pipeline("told", &kafka.bootstrap_servers(), "key: {columns: [id]}"), |name| dir.path().join(name));
+        std::fs::write(file("pipeline.yaml"), &yaml)?;
+        std::fs::write(file("backfill.yaml"), format!("{}  yieldToLive: {{slo: fresh}}\n", backfill("told")))?;
+        let plan = millrace_tests::plan(&yaml);
+        let stages: Vec<&str> = plan.stages.iter().map(|stage| stage.name.as_str()).collect();
+        std::fs::write(file("assignment.json"), serde_json::to_vec(&assignment(1, &stages, PARTITIONS))?)?;
+        let assignment = file("assignment.json").display().to_string();
+        let live = Managed::start_in(dir.path(), &file("pipeline.yaml"), "live", &["--assignment", &assignment])?;
+        live.wait("to run", |report| report.ready);
+        let mut told = Self { dir, live, numbers, written: TOLD, greatest };
+        told.write_more()?;
+        Ok(told)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.file(name).display().to_string()
+    }
+
+    /// Records that the pipeline takes by itself.
+    fn write_more(&mut self) -> anyhow::Result<()> {
+        let (range, now_ms) = (self.written..self.written + BATCH, millrace_tests::shop::now_ms()?);
+        self.written = range.end;
+        write((CHANGES, &mut self.numbers), range, now_ms, &mut self.greatest)
+    }
+
+    fn begin(&self) -> anyhow::Result<Managed> {
+        let arguments = ["--backfill", &self.text("backfill.yaml"), "--report", &self.text("report.json")];
+        Managed::start_in(self.dir.path(), &self.file("pipeline.yaml"), "again", &arguments)
+    }
+
+    /// To its end by itself.
+    fn end(&self, mut backfill: Managed) -> anyhow::Result<BackfillReport> {
+        let status = backfill.worker.wait()?;
+        ensure!(status.success(), "{status}: {}", backfill.worker.log());
+        self.report("report.json")
+    }
+
+    fn report<T: DeserializeOwned>(&self, name: &str) -> anyhow::Result<T> {
+        Ok(serde_json::from_slice(&std::fs::read(self.file(name))?)?)
+    }
+
+    /// It makes way, is told how fast to read, and told to pause: how it stands then.
+    fn paused_in_the_middle(&mut self) -> anyhow::Result<WorkerReport> {
+        let again = self.begin()?;
+        let first = paused(&again);
+        let all: i64 = backfill_of(&first).parts.iter().map(|part| part.to - part.from).sum();
+        ensure!((read(&first), all, backfill_of(&first).rows) == (0, TOLD as i64, 0), "{first:#?}");
+        ensure!(backfill_of(&first).records_per_second == Some(0), "{first:#?}");
+        ensure!((again.rate("{}"), self.live.rate(r#"{"recordsPerSecond": 5}"#)) == (400, 404));
+        ensure!(again.rate(r#"{"recordsPerSecond": 2000}"#) == 200);
+        again.wait("to read", |report| read(report) > 0 && backfill_of(report).records_per_second == Some(2000));
+        self.write_more()?;
+        ensure!(again.rate(r#"{"recordsPerSecond": 0}"#) == 200);
+        let stopped = paused(&again);
+        ensure!((1..TOLD as i64).contains(&read(&stopped)), "{stopped:#?}");
+        ensure!(backfill_of(&stopped).rows == read(&stopped) as u64, "{stopped:#?}");
+        // What it has read is deleted before it dies.
+        for part in &backfill_of(&stopped).parts {
+            kafka().delete_records(CHANGES, part.partition.0, part.next)?;
+        }
+        again.worker.kill()?;
+        Ok(stopped)
+    }
+
+    /// Each row is accounted for, here and where it was taken.
+    fn check(&self, done: &BackfillReport) -> anyhow::Result<()> {
+        ensure!((done.computed, done.taken, done.rows, done.errors.len()) == (true, true, TOLD, 0), "{done:#?}");
+        ensure!(done.totals["source changes"].rows_in == TOLD && done.parts.iter().all(|part| part.next == part.to));
+        let taken = self.live.wait("to have taken all", |report| report.repairs["out"].rows_in == TOLD);
+        let repairs = &taken.repairs["out"];
+        let dropped = |reason| repairs.dropped.get(&reason).copied().unwrap_or(0);
+        let guarded = dropped(DropReason::Outdated) + dropped(DropReason::SameVersion);
+        ensure!(repairs.rows_out + guarded == TOLD && repairs.rows_out > 0 && guarded > 0, "{repairs:#?}");
+        ensure!(repaired(&self.live.worker)? == TOLD);
+        check(kafka(), "told-out", &self.greatest)
+    }
+
+    fn clean(&self) -> anyhow::Result<CleanupReport> {
+        let command = ["cleanup", "--backfill", &self.text("backfill.yaml"), "--report", &self.text("cleanup.json")];
+        millrace_on(&command, &self.file("pipeline.yaml")).map_err(|error| anyhow!(error))?;
+        self.report("cleanup.json")
+    }
+
+    /// Nothing of it stays, and what the pipeline has does.
+    fn check_clean(&self) -> anyhow::Result<()> {
+        let before = topics_of("test.told-")?.len() - topics_of(OWN)?.len();
+        let cleaned = self.clean()?;
+        ensure!(cleaned.errors.is_empty() && cleaned.left.is_empty(), "{cleaned:#?}");
+        ensure!(cleaned.deleted.iter().all(|name| name.starts_with(OWN)) && cleaned.deleted.len() >= 3, "{cleaned:#?}");
+        ensure!((topics_of(OWN)?, topics_of("test.told-")?.len()) == (Vec::new(), before));
+        ensure!(self.clean()? == CleanupReport::default());
+        Ok(())
+    }
+}
+
+/// Topics that are there, by how their names begin.
+fn topics_of(prefix: &str) -> anyhow::Result<Vec<String>> {
+    let metadata = kafka().reader(CHANGES)?.fetch_metadata(None, DEADLINE)?;
+    let names = metadata.topics().iter().map(|topic| topic.name().to_owned());
+    Ok(names.filter(|name| name.starts_with(prefix)).collect())
+}
+
+fn told() -> anyhow::Result<()> {
+    let mut told = Told::start()?;
+    let stopped = told.paused_in_the_middle()?;
+    let again = told.begin()?;
+    let back = paused(&again);
+    ensure!(backfill_of(&back).parts == backfill_of(&stopped).parts, "{back:#?} after {stopped:#?}");
+    ensure!(again.rate(r#"{"recordsPerSecond": 2000}"#) == 200);
+    again.wait("to go on", |report| read(report) > read(&stopped));
+    again.worker.kill()?;
+    let again = told.begin()?;
+    ensure!(again.rate(r#"{"recordsPerSecond": null}"#) == 200);
+    let done = told.end(again)?;
+    told.check(&done)?;
+    // The same is done already, though nothing of its range is there any more.
+    for partition in 0..PARTITIONS {
+        kafka().delete_records(CHANGES, partition, kafka().end(CHANGES, partition)?)?;
+    }
+    ensure!(told.end(told.begin()?)? == BackfillReport { records_per_second: Some(0), ..done });
+    told.check_clean()?;
+    // Begun anew it would leave out what was deleted.
+    told.write_more()?;
+    let arguments = ["run", "--backfill", &told.text("backfill.yaml"), "--report", &told.text("report.json"), "-f"];
+    let output = Command::new(millrace()?).args(arguments).arg(told.file("pipeline.yaml")).output()?;
+    ensure!(output.status.code() == Some(2), "{output:?}");
+    let BackfillReport { errors, taken: false, .. } = told.report("report.json")? else { bail!("it was refused") };
+    ensure!(errors[0].starts_with("spec.range.from") && errors[0].contains("of topic 'told-changes' begins at offset"));
+    ensure!(topics_of(OWN)?.is_empty());
+    told.live.end();
+    Ok(())
+}
+
+#[test]
+fn an_operator_tells_a_backfill_how_fast_to_read_and_sees_what_came_of_each_row() {
+    told().unwrap();
+}
+
 #[test]
 fn a_backfill_that_cannot_be_done_is_said_at_once() {
     let (kafka, dir) = (kafka(), scratch().unwrap());
@@ -173,13 +377,20 @@ fn a_backfill_that_cannot_be_done_is_said_at_once() {
     kafka.create_topic("undone-out", 1, &[]).unwrap();
     let file = |name: &str| dir.path().join(name);
     std::fs::write(file("pipeline.yaml"), pipeline("undone", &kafka.bootstrap_servers(), "")).unwrap();
-    let said = |range: &str| {
-        let text = backfill("undone").replace("{from: \"2020-01-01T00:00:00Z\", to: \"2021-01-01T00:00:00Z\"}", range);
+    let with = |old: &str, new: &str| {
+        let text = backfill("undone");
+        assert!(text.contains(old));
+        let text = text.replace(old, new);
         std::fs::write(file("backfill.yaml"), text).unwrap();
         let backfill = file("backfill.yaml");
         let command = ["run", "--log-level", "warn", "--backfill", backfill.to_str().unwrap()];
         millrace_tests::story::millrace_on(&command, Path::new(&file("pipeline.yaml"))).unwrap_err()
     };
+    let said = |range: &str| with("{from: \"2020-01-01T00:00:00Z\", to: \"2021-01-01T00:00:00Z\"}", range);
+    let paused = with("recordsPerSecond: 15000", "recordsPerSecond: 0");
+    assert!(paused.contains("spec.rateLimit.recordsPerSecond: reads nothing"), "{paused}");
+    let suspended = with("mode: Repair", "mode: Repair\n  suspend: true");
+    assert!(suspended.contains("spec.suspend: is for an operator"), "{suspended}");
     let future = said("{from: \"2020-01-01T00:00:00Z\", to: \"2920-01-01T00:00:00Z\"}");
     assert!(future.contains("spec.range.to: lies in the future"), "{future}");
     let offsets = said(
