@@ -53,14 +53,17 @@ impl Watch {
     }
 
     /// Whether a partition holds no record any more of those that were there when it was first asked for, which `end` keeps.
-    /// Brokers that do not answer are asked again the next time.
+    /// Brokers that do not answer are asked again the next time, as is where somebody has removed what was about to be looked
+    /// at.
     pub fn is_empty(&mut self, topic: &str, partition: Partition, end: &mut Option<Offset>) -> anyhow::Result<bool> {
         let range = self.log.range(topic, partition);
         let held = range.map_err(Into::into).and_then(|range| {
             let end = *end.get_or_insert(range.end);
             first(&mut self.log, topic, partition, range.start..end.max(range.start), &mut |_| {})
         });
+        let gone = |error: &LogError| matches!(error, LogError::OffsetGone { .. });
         match held {
+            Err(error) if error.downcast_ref::<LogError>().is_some_and(gone) => Ok(false),
             Err(error) if error.downcast_ref::<LogError>().is_some_and(LogError::passes) => {
                 tracing::warn!(error = format!("{error:#}"), "a topic cannot be looked at");
                 Ok(false)
