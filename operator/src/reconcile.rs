@@ -45,6 +45,8 @@ struct Memory {
     /// With the uid of the pod: what a former one said is of no use.
     reports: BTreeMap<u32, (String, WorkerReport)>,
     reported: Option<Instant>,
+    /// The same by the clock on the wall.
+    reported_ms: Option<i64>,
     /// Of the pod that computes a backfill, with its address.
     backfill: Option<(String, BackfillReport)>,
     /// What they said over the last while, where autoscaling is on.
@@ -139,7 +141,7 @@ impl Reconciler {
             }
         };
         let (reports, backfill) = self.reports(key, &facts, lane, from).await;
-        let history = self.with(key, |memory| memory.history.clone());
+        let (history, reported_ms) = self.with(key, |memory| (memory.history.clone(), memory.reported_ms));
         let slos = self.slos.judge(key).map(|(said, unobserved)| {
             self.metrics.unobserved_slices.inc_by(unobserved);
             said
@@ -160,6 +162,7 @@ impl Reconciler {
             admission,
             reports,
             backfill,
+            reported_ms,
             history,
             live_written_ms,
             slos,
@@ -195,7 +198,7 @@ impl Reconciler {
             let reports = known.map(|(worker, (_, report))| (worker, report)).collect();
             return (reports, backfill.map(|(_, report)| report));
         }
-        let asked = !addresses.is_empty();
+        let (asked, asked_ms) = (!addresses.is_empty(), clock::now().ms());
         let (answered, backfill) =
             tokio::join!(self.ask(key, facts, addresses, from.as_ref()), self.ask_backfill(key, facts, computes));
         self.with(key, |memory| memory.backfill.clone_from(&backfill));
@@ -217,6 +220,7 @@ impl Reconciler {
             self.with(key, |memory| {
                 memory.reports = known;
                 memory.reported = Some(clock::instant());
+                memory.reported_ms = Some(asked_ms);
                 match terms {
                     Some(terms) => memory.history.note(sample(facts, &reports, clock::now().ms()), &terms),
                     None => memory.history = History::default(),

@@ -35,6 +35,8 @@ pub struct Observed {
     pub admission: Admission,
     /// The newest answer of each worker that answers.
     pub reports: BTreeMap<u32, WorkerReport>,
+    /// When the oldest of these answers was asked for, milliseconds since 1970.
+    pub reported_ms: Option<i64>,
     /// What they said over the last while, where autoscaling is on.
     pub history: History,
     /// When live numbers were last written to the status, milliseconds since 1970.

@@ -4,7 +4,8 @@
 //! began with: the plan, and what guards had done until then with rows of others. All else follows from that ConfigMap. So
 //! the same is done once, whatever becomes of its object; and what it has written is known when the object is deleted.
 //!
-//! Its pod computes and ends by itself. It has succeeded when every row that it computed was taken by a guard, and none
+//! What an earlier one of its name has left in Kafka is deleted before its pod is made: its counts begin with nothing. Its pod
+//! computes and ends by itself. It has succeeded when every row that it computed was taken by a guard, and none
 //! was lost on the way.
 
 use millrace_core::report::{BackfillReport, CleanupReport, TaskState};
@@ -39,6 +40,7 @@ impl Round<'_> {
         }
         let mut memory = facts.begun.as_ref().map(|kept| kept.value.clone()).unwrap_or_default();
         let mut said: Vec<(&str, BackfillStatus)> = Vec::new();
+        let before = std::mem::take(&mut self.actions);
         if let Some(begun) = memory.iter_mut().find(|begun| begun.end.is_none()) {
             match facts.backfills.iter().find(|asked| asked.digest == begun.digest) {
                 Some(asked) => said.push((&asked.uid, self.go_on(asked, begun))),
@@ -61,9 +63,15 @@ impl Round<'_> {
             }
         }
         forget_old(&mut memory);
+        let decided = std::mem::replace(&mut self.actions, before);
+        let is_job = |action: &Action| matches!(action, Action::Put { object, .. } if object["kind"] == "Job");
         if facts.begun.as_ref().map(|kept| &kept.value) != Some(&memory) {
             self.put(self.source.backfills(&memory));
+        } else if decided.iter().any(is_job) {
+            // Over the version that was judged: one that somebody has ended meanwhile is not begun again.
+            self.put_anyway(self.source.backfills(&memory));
         }
+        self.actions.extend(decided);
         for asked in &facts.backfills {
             let status = said.iter().find(|(uid, _)| *uid == asked.uid).map(|(_, status)| status.clone());
             let status = status.unwrap_or_else(|| self.stands(asked, &memory));
@@ -111,7 +119,10 @@ impl Round<'_> {
                 "waits until the pipeline runs, which takes what is computed",
             ));
         }
-        if !self.all_run() {
+        // What they said before the last one had ended does not have all of its rows.
+        let begun = facts.begun.iter().flat_map(|kept| &kept.value);
+        let last_ms = begun.filter_map(|begun| Some(begun.end.as_ref()?.at.ms())).max().unwrap_or_default();
+        if !self.all_run() || facts.observed.reported_ms.is_none_or(|asked_ms| asked_ms < last_ms) {
             return Err(busy());
         }
         Ok(Begun {
@@ -128,6 +139,7 @@ impl Round<'_> {
             document: asked.document(&facts.names.namespace),
             before: repairs(facts.observed.reports.values()),
             end: None,
+            clean: false,
             tidy: false,
         })
     }
@@ -173,7 +185,7 @@ impl Round<'_> {
     }
 
     /// What is found of one that was begun.
-    fn find(&mut self, asked: &Asked, begun: &Begun, (spec, applied): (&PipelineSpec, &Applied)) -> Found {
+    fn find(&mut self, asked: &Asked, begun: &mut Begun, (spec, applied): (&PipelineSpec, &Applied)) -> Found {
         let now = self.now;
         let failed = |message: String| {
             let message = format!("{message}; then raise spec.attempt to do it again");
@@ -189,8 +201,6 @@ impl Round<'_> {
             return failed(format!("sink '{gone}' is gone, or appends now: correct the Pipeline or the Backfill"));
         }
         let (connection, object) = self.source.connection(&applied.spec, &super::validate::annotations(self.facts));
-        let Begun { version, fingerprint, timeline, .. } = begun;
-        let run = Run { spec, version, fingerprint, connection: &connection, timeline: *timeline };
         if asked.spec.suspend {
             // Its Job, which nobody has asked for, is swept.
             return Found::Stands(Standing::new(
@@ -199,9 +209,25 @@ impl Round<'_> {
                 "suspended; it goes on from where it was",
             ));
         }
+        if !begun.clean {
+            let starts = |why: String| Found::Stands(Standing::new(BackfillPhase::Pending, "Begins", why));
+            match self.tidied(begun) {
+                Tidied::Yes => begun.clean = true,
+                Tidied::NotYet => return starts("what an earlier one of its name has in Kafka is deleted".to_owned()),
+                Tidied::Not { left, .. } => {
+                    return starts(format!(
+                        "what an earlier one of its name has in Kafka could not be deleted: {left}"
+                    ));
+                }
+            }
+            // Its pod comes when this is written down.
+            return starts("it begins".to_owned());
+        }
         self.put(object);
         self.put(self.source.backfill_document(begun));
         self.asked.push((BACKFILL, begun.subject()));
+        let Begun { version, fingerprint, timeline, .. } = &*begun;
+        let run = Run { spec, version, fingerprint, connection: &connection, timeline: *timeline };
         let Some(job) = self.facts.job(BACKFILL, &begun.subject()).cloned() else {
             self.put(self.source.backfill(begun, 0, &run));
             return Found::Stands(Standing::new(BackfillPhase::Running, "Starts", "its pod is made"));
@@ -260,9 +286,11 @@ impl Round<'_> {
     /// How one has ended whose pod has, once every worker has told what it has taken.
     fn settle(&mut self, begun: &Begun, job: &Job, report: &BackfillReport) -> Result<End, Standing> {
         let gained = gained(begun, &repairs(self.facts.observed.reports.values()));
-        let settled = self.all_run() && taken(&gained) >= report.rows;
-        let ended_ms = job.end.as_ref().map_or(0, |end| end.at.ms());
-        if !settled && self.now.ms() < ended_ms + SETTLE_MS {
+        // Of a worker that cannot be asked nothing is known, however long that lasts, and what it said before counts for nothing.
+        let overdue_ms = job.end.as_ref().map_or(0, |end| end.at.ms()) + SETTLE_MS;
+        let overdue = self.facts.observed.reported_ms.is_some_and(|asked_ms| asked_ms >= overdue_ms);
+        let settled = self.all_run() && (taken(&gained) >= report.rows || overdue);
+        if !settled {
             let message = "all is computed and taken, and workers are asked for their counts";
             return Err(Standing::new(BackfillPhase::Applying, "Counting", message));
         }
@@ -294,41 +322,58 @@ impl Round<'_> {
         begun.before.clear();
     }
 
-    /// Whether something of one that has ended is still to be deleted in Kafka: another one of its name begins behind it.
+    /// Whether something of one that has ended is still to be deleted in Kafka.
     fn tidies(&mut self, memory: &mut [Begun]) -> bool {
-        let facts = self.facts;
         let Some(begun) = memory.iter_mut().find(|begun| begun.end.is_some() && !begun.tidy) else { return false };
-        let Some(applied) = facts.applied.as_ref().map(|kept| kept.value.clone()) else { return true };
-        let Some(spec) = super::validate::spec_of(&applied.spec, facts) else { return true };
+        match self.tidied(begun) {
+            Tidied::Yes => begun.tidy = true,
+            Tidied::NotYet => {}
+            Tidied::Not { left, tries } if tries >= TRIES_MAX => {
+                let note = format!("what Backfill {} had in Kafka was not deleted: {left}", begun.name);
+                self.events.push(Event::warning("LeftBehind", note));
+                begun.tidy = true;
+            }
+            Tidied::Not { .. } => {}
+        }
+        true
+    }
+
+    /// Deletes what one has in Kafka, and tries again while that fails.
+    fn tidied(&mut self, begun: &Begun) -> Tidied {
+        let facts = self.facts;
+        let Some(applied) = facts.applied.as_ref().map(|kept| kept.value.clone()) else { return Tidied::NotYet };
+        let Some(spec) = super::validate::spec_of(&applied.spec, facts) else { return Tidied::NotYet };
         let (connection, object) = self.source.connection(&applied.spec, &super::validate::annotations(facts));
         self.put(object);
         self.put(self.source.backfill_document(begun));
-        let Begun { version, fingerprint, timeline, .. } = &*begun;
+        let Begun { version, fingerprint, timeline, .. } = begun;
         let run = Run { spec: &spec, version, fingerprint, connection: &connection, timeline: *timeline };
         let (errand, mount) = (Errand::tidy(begun), self.source.backfill_mount(begun));
         self.asked.push((errand.component, errand.subject.clone()));
         let Some(job) = facts.job(errand.component, &errand.subject) else {
             self.put(self.source.job_with(&errand, 0, &run, &mount));
-            return true;
+            return Tidied::NotYet;
         };
         let left = match job.report::<CleanupReport>() {
-            None => return true,
-            Some(Ok(report)) if report.errors.is_empty() => {
-                begun.tidy = true;
-                return true;
-            }
+            None => return Tidied::NotYet,
+            Some(Ok(report)) if report.errors.is_empty() => return Tidied::Yes,
             Some(Ok(report)) => report.errors.join("; "),
             Some(Err(said)) => said,
         };
-        if job.attempt + 1 >= TRIES_MAX {
-            let note = format!("what Backfill {} had in Kafka was not deleted: {left}", begun.name);
-            self.events.push(Event::warning("LeftBehind", note));
-            begun.tidy = true;
-        } else if let Some(attempt) = self.next_try(job) {
-            self.put(self.source.job_with(&errand, attempt, &run, &mount));
+        let tries = job.attempt + 1;
+        if begun.end.is_none() || tries < TRIES_MAX {
+            let next = self.next_try(job).map(|attempt| self.source.job_with(&errand, attempt, &run, &mount));
+            next.into_iter().for_each(|job| self.put(job));
         }
-        true
+        Tidied::Not { left, tries }
     }
+}
+
+/// Whether what one had in Kafka is deleted.
+enum Tidied {
+    Yes,
+    NotYet,
+    Not { left: String, tries: u32 },
 }
 
 /// What was found of a backfill.

@@ -8,7 +8,7 @@ use super::{
     template,
 };
 use crate::backfill::Begun;
-use crate::names::{ATTEMPT, BACKFILL, SUBJECT, TIDY, WORKER};
+use crate::names::{ATTEMPT, BACKFILL, SUBJECT, TIDY, WORKER, digest};
 
 const DIR: &str = "/etc/millrace/backfill";
 const FILE: &str = "/etc/millrace/backfill/backfill.json";
@@ -16,10 +16,11 @@ const FILE: &str = "/etc/millrace/backfill/backfill.json";
 const RESTARTS: u32 = 10_000;
 
 impl Errand {
-    /// Deletes what a backfill had in Kafka.
+    /// Deletes what a backfill had in Kafka: before it is begun, of an earlier one of its name, and when it has ended.
     pub fn tidy(begun: &Begun) -> Self {
         let arguments = ["--backfill", FILE].map(str::to_owned).to_vec();
-        Self { component: TIDY, command: &["cleanup"], arguments, subject: begun.subject(), seconds: JOB_SECONDS }
+        let subject = digest(&json!([begun.subject(), begun.end.is_some()]));
+        Self { component: TIDY, command: &["cleanup"], arguments, subject, seconds: JOB_SECONDS }
     }
 }
 
