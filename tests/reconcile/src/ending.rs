@@ -7,9 +7,10 @@ use millrace_core::ids::Timeline;
 use millrace_operator_core::names::{COMPONENT_LABEL, RULES, TEMPLATE_LABEL, history};
 use millrace_operator_core::settings::RulesNamespace;
 use millrace_simulator::rng::Rng;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::api::{label, text};
+use crate::operator::Operator;
 use crate::oracle::{Violation, data};
 use crate::wish::{Fit, NAME, READS, WRITES, fit, number};
 use crate::worker::Process;
@@ -35,6 +36,8 @@ pub enum Ending {
     RolledAlone,
     /// Then it is saved while workers are killed, and goes back to what was saved, twice.
     Restored,
+    /// Then the same part of history is asked for again and again, while workers and the operator are killed.
+    Backfilled,
     Deleted,
     /// Deleted with all that it owns, while the brokers do not answer.
     DeletedWithoutBrokers,
@@ -53,6 +56,7 @@ impl Ending {
             Self::RolledAlone,
             Self::Restored,
             Self::Restored,
+            Self::Backfilled,
             Self::Deleted,
             Self::DeletedWithoutBrokers,
             Self::NamespaceEnds,
@@ -76,7 +80,9 @@ impl World {
                 (self.wish.replicas, self.wish.state) = (1 + self.rng.below(3) as u32, "Running");
             }
             Ending::RolledAlone => (self.wish.replicas, self.wish.state) = (1, "Running"),
-            Ending::Broken | Ending::Restored => (self.wish.replicas, self.wish.state) = (2, "Running"),
+            Ending::Broken | Ending::Restored | Ending::Backfilled => {
+                (self.wish.replicas, self.wish.state) = (2, "Running")
+            }
             Ending::DeletedWithoutBrokers => self.wish.deletion = "Delete",
             _ => {}
         }
@@ -84,6 +90,11 @@ impl World {
             self.restore_plan(lost)?;
         }
         self.restore_savepoint();
+        let backfills: Vec<String> = self.api.of_kind("Backfill").map(|one| text(one, "name").to_owned()).collect();
+        for name in backfills {
+            self.api.change("Backfill", &name, |backfill| backfill["spec"]["suspend"] = json!(false));
+        }
+        self.make_backfill("last");
         let made = make_savepoint(&mut self.api, "last", "Delete");
         self.trace.line(format_args!("a last savepoint: {made:?}"));
         self.submit();
@@ -97,6 +108,7 @@ impl World {
             Ending::NodeLost => self.lose_a_node(),
             Ending::RolledAlone => self.roll_alone(),
             Ending::Restored => self.go_back(),
+            Ending::Backfilled => self.backfill_again(),
             Ending::Deleted | Ending::DeletedWithoutBrokers | Ending::NamespaceEnds => self.delete(ending),
         }
     }
@@ -129,6 +141,22 @@ impl World {
             self.wish.plan = plan;
             self.wish.restore = Some((name, 9));
         }
+    }
+
+    fn backfill_again(&mut self) -> Result<(), Violation> {
+        for _ in 0..3 {
+            // As GitOps makes it: once more, and the next attempt of it.
+            self.api.delete("Backfill", "last", None).ok();
+            self.some_steps(20)?;
+            self.make_backfill("last");
+            self.until(Self::settled)?;
+            self.ask_again("last");
+            self.some_steps(60)?;
+            self.nodes.kill(&mut self.api, &mut self.rng);
+            self.operators[0] = Operator::start(&self.api);
+            self.until(Self::settled)?;
+        }
+        self.rest()
     }
 
     fn go_back(&mut self) -> Result<(), Violation> {
@@ -334,6 +362,7 @@ impl World {
         let timeline = Timeline(applied["timeline"].as_u64().unwrap_or(1) as u32);
         self.running(pods, &history(applied["fingerprint"].as_str().unwrap_or_default(), timeline))?;
         self.saved(pods)?;
+        self.computed(pods)?;
         let expected: &[(&str, &str)] = match () {
             () if !self.wish.is_valid() => &[("Ready", "False"), ("SpecValid", "False"), ("Stalled", "True")],
             () if misfit => {
@@ -366,6 +395,17 @@ impl World {
             RulesNamespace::Operator => format!("n.{NAME}-rules"),
         };
         if names == [&expected] { Ok(()) } else { Err(format!("rules are {names:?}, and not {expected}")) }
+    }
+
+    /// Every Backfill is done, or says why not.
+    fn computed(&self, pods: u32) -> Result<(), String> {
+        for backfill in self.api.of_kind("Backfill").filter(|_| pods > 0) {
+            let phase = backfill["status"]["phase"].as_str().unwrap_or_default();
+            if !["Succeeded", "AlreadyDone", "Failed"].contains(&phase) {
+                return Err(format!("Backfill {} is not done: {}", text(backfill, "name"), backfill["status"]));
+            }
+        }
+        Ok(())
     }
 
     /// Every Savepoint is whole, or says why not.

@@ -83,10 +83,16 @@ pub enum Mutant {
     RulesStayBehind,
     /// Rules in the operator's namespace go with their Pipeline, as all else does.
     RulesGoByThemselves,
+    /// Backfills that were done are forgotten.
+    BackfillIsForgotten,
+    /// What a backfill had in Kafka is left to the next one of its name.
+    BackfillIsNotTidied,
+    /// What guards have done for others counts for each backfill.
+    BackfillCountsAll,
 }
 
 impl Mutant {
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 35] = [
         Self::GenerationNotAboveTheHighest,
         Self::PlanNotAboveTheNewest,
         Self::PutWithoutOver,
@@ -119,6 +125,9 @@ impl Mutant {
         Self::TimelineGivenAgain,
         Self::RulesStayBehind,
         Self::RulesGoByThemselves,
+        Self::BackfillIsForgotten,
+        Self::BackfillIsNotTidied,
+        Self::BackfillCountsAll,
     ];
 
     /// The ending that its rule is about, if it is about one: whoever breaks it need not wait for chance.
@@ -136,6 +145,7 @@ impl Mutant {
             | Self::RestoredIsForgotten
             | Self::ApplyBeforeRestore
             | Self::TimelineGivenAgain => Some(Ending::Restored),
+            Self::BackfillIsForgotten | Self::BackfillIsNotTidied | Self::BackfillCountsAll => Some(Ending::Backfilled),
             _ => None,
         }
     }
@@ -179,6 +189,9 @@ impl Mutant {
             Self::RestoredIsForgotten => *violation == V::RestoredTwice,
             Self::ApplyBeforeRestore => matches!(violation, V::RestoredElse | V::NotRestored { .. }),
             Self::TimelineGivenAgain => matches!(violation, V::TimelineShared { .. }),
+            Self::BackfillIsForgotten => matches!(violation, V::BackfilledTwice { .. }),
+            Self::BackfillIsNotTidied => matches!(violation, V::Stuck { .. }),
+            Self::BackfillCountsAll => *violation == V::CountedTwice,
         }
     }
 
@@ -246,6 +259,13 @@ impl Mutant {
                 edit(seen, &format!("{NAME}-applied"), "applied.json", |applied| applied["restored"] = json!([]));
             }
             Self::ApplyBeforeRestore => pass(seen, RESTORE, &json!(RestoreReport::default())),
+            Self::BackfillIsForgotten => {
+                begun(seen, |begun| begun.retain(|one| one["end"].is_null() || one["tidy"] == false))
+            }
+            Self::BackfillIsNotTidied => {
+                begun(seen, |begun| begun.iter_mut().for_each(|one| one["tidy"] = json!(true)))
+            }
+            Self::BackfillCountsAll => begun(seen, |begun| begun.iter_mut().for_each(|one| one["before"] = json!({}))),
             _ => {}
         }
     }
@@ -428,6 +448,15 @@ fn hide_pods(seen: &mut Observed, kept: &str) {
 fn drain(seen: &mut Observed, done: bool) {
     edit(seen, &format!("{NAME}-assignment"), "placed.json", |placed| {
         placed["drained"] = json!(placed["drained"] == true || done);
+    });
+}
+
+/// Bends what is remembered of backfills.
+fn begun(seen: &mut Observed, change: impl Fn(&mut Vec<Value>)) {
+    edit(seen, &format!("{NAME}-backfills"), "begun.json", |begun| {
+        if let Value::Array(begun) = begun {
+            change(begun);
+        }
     });
 }
 

@@ -23,9 +23,10 @@ pub const SYSTEM: &str = "system";
 /// After a write that has failed.
 const AGAIN_MS: i64 = 1_000;
 
-pub const KINDS: [&str; 11] = [
+pub const KINDS: [&str; 12] = [
     "Pipeline",
     "Savepoint",
+    "Backfill",
     "ConfigMap",
     "Secret",
     "StatefulSet",
@@ -49,6 +50,8 @@ pub struct Operator {
     pub events: Vec<Event>,
     pub dirty: bool,
     pub wake_ms: i64,
+    /// When each worker was asked last.
+    pub asked: BTreeMap<u32, i64>,
 }
 
 /// Of an operator that starts. It may be told anything about rules, so at each other version of the cluster they are to be
@@ -81,6 +84,7 @@ impl Operator {
             events: Vec::new(),
             dirty: true,
             wake_ms: 0,
+            asked: BTreeMap::new(),
         };
         operator.seen.admission = Admission::Accepted;
         operator.seen.secrets.insert(SECRET.to_owned(), None);
@@ -111,9 +115,10 @@ impl Operator {
             }
             _ => {}
         }
-        let Observed { children, rules, savepoints, .. } = &mut self.seen;
+        let Observed { children, rules, savepoints, backfills, .. } = &mut self.seen;
         let (list, watched) = match of_kind {
             "Savepoint" => (savepoints, None),
+            "Backfill" => (backfills, None),
             // No object of a Pipeline has a dot in its name.
             "ConfigMap" if name.contains('.') => (rules, Some(ABOUT_PIPELINE_LABEL)),
             _ => (children, Some(PIPELINE_LABEL)),
@@ -138,7 +143,7 @@ impl Operator {
         if self.seen.pipeline.is_null() {
             let forgets = mutant == Some(Mutant::RulesGoByThemselves);
             let rules = if forgets { &[][..] } else { &self.seen.rules };
-            let decision = decide_alone(&self.seen.savepoints, &[], rules, api.now());
+            let decision = decide_alone(&self.seen.savepoints, &self.seen.backfills, rules, api.now());
             self.queue = decision.actions.into();
             self.events = decision.events;
             return true;

@@ -62,6 +62,10 @@ pub enum Violation {
     TimelineShared { timeline: Timeline },
     /// A plan was applied on an older timeline.
     HistoryWentBack,
+    /// The same was computed more often than it was asked for.
+    BackfilledTwice { what: String },
+    /// A backfill is said to have written rows of another one.
+    CountedTwice,
     /// A pipeline whose policy is Retain lost what it has in Kafka.
     NotRetained,
     /// A pipeline went, and what it has in Kafka stays without a word.
@@ -82,6 +86,10 @@ pub struct Audit {
     restored: BTreeSet<[String; 3]>,
     /// The restore that each timeline was given to.
     given: BTreeMap<Timeline, String>,
+    /// How often each Backfill may be computed: as often as it was asked for, and as it was deleted before its end.
+    pub backfills: BTreeMap<String, (u32, u32)>,
+    /// The cluster has lost what it knew of them.
+    pub forgot_backfills: bool,
     /// What operators have written.
     pub writes: u64,
     pub last_write: String,
@@ -92,6 +100,14 @@ pub struct Audit {
 }
 
 impl Audit {
+    /// Nothing is computed more often than it was asked for.
+    pub fn computed(&self, kafka: &Kafka) -> Result<(), Violation> {
+        let most = |what: &String| self.backfills.get(what).map_or(0, |(attempt, stopped)| attempt + stopped);
+        let mut computed = kafka.computed.iter().filter(|_| !self.forgot_backfills);
+        let twice = computed.find(|(what, times)| **times > most(what));
+        twice.map_or(Ok(()), |(what, _)| Err(Violation::BackfilledTwice { what: what.clone() }))
+    }
+
     /// Before a write of an operator lands.
     pub fn look(&mut self, api: &Api, kafka: &Kafka, processes: &[Process], object: &Value) -> Result<(), Violation> {
         let (kind, name) = (object["kind"].as_str().unwrap_or_default(), text(object, "name"));
@@ -123,6 +139,7 @@ impl Audit {
         self.applied = None;
         self.restored.clear();
         self.given.clear();
+        self.forgot_backfills = true;
     }
 
     fn plan(

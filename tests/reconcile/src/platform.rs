@@ -6,10 +6,12 @@ use std::rc::Rc;
 
 use millrace_core::assignment::Assignment;
 use millrace_core::ids::Timeline;
-use millrace_core::report::{CleanupReport, PreflightReport, RestoreReport, SavepointReport, cut_digest, hex};
+use millrace_core::report::{
+    BackfillReport, CleanupReport, PreflightReport, RestoreReport, SavepointReport, cut_digest, hex,
+};
 use millrace_crds::timestamp::Timestamp;
 use millrace_operator_core::names::{
-    CHECK, CLEANUP, COMPONENT_LABEL, DISCARD, PREFLIGHT, RESTORE, SAVE, SHOWN, WORKER, history,
+    BACKFILL, CHECK, CLEANUP, COMPONENT_LABEL, DISCARD, PREFLIGHT, RESTORE, SAVE, SHOWN, TIDY, WORKER, history,
 };
 use millrace_simulator::rng::Rng;
 use serde_json::{Value, json};
@@ -18,7 +20,7 @@ use crate::api::{Api, label, text};
 use crate::operator::SYSTEM;
 use crate::oracle::Violation;
 use crate::wish::{Fit, NAME, fingerprint, fit};
-use crate::worker::{Kafka, Process};
+use crate::worker::{Kafka, Process, ROWS};
 
 const JOB_LABEL: &str = "batch.kubernetes.io/job-name";
 
@@ -89,7 +91,9 @@ pub fn jobs(api: &mut Api, rng: &mut Rng) -> bool {
     let conditions = match pod {
         Some(pod) if pod["status"]["containerStatuses"][0]["state"]["terminated"].is_object() => end("Complete"),
         None if job["status"]["started"] == true => end("Failed"),
-        Some(pod) if age_ms(&job, now) > job["spec"]["activeDeadlineSeconds"].as_i64().unwrap_or_default() * 1_000 => {
+        Some(pod)
+            if job["spec"]["activeDeadlineSeconds"].as_i64().is_some_and(|most| age_ms(&job, now) > most * 1_000) =>
+        {
             return api.delete("Pod", text(&pod, "name"), None).is_ok();
         }
         Some(_) => return false,
@@ -274,7 +278,18 @@ fn run_job(api: &mut Api, kafka: &mut Kafka, pod: &Value, component: &str) -> Re
     if done || !all_mounts_are_there(api, pod) {
         return Ok(false);
     }
+    let running = pod["status"]["podIP"].is_string();
+    if component == BACKFILL && (!kafka.answers || !running) {
+        let address = address(text(pod, "uid"));
+        api.change("Pod", text(pod, "name"), |pod| pod["status"]["podIP"] = json!(address));
+        return Ok(!running);
+    }
     let said = match (component, kafka.answers) {
+        (BACKFILL, _) => json!(compute(kafka, &backfill_of(api, pod))),
+        (TIDY, true) => {
+            kafka.backfills.remove(backfill_of(api, pod)["metadata"]["name"].as_str().unwrap_or_default());
+            json!(CleanupReport::default())
+        }
         (PREFLIGHT, true) => json!(PreflightReport {
             stages: kafka.stages(),
             highest_generation: kafka.highest,
@@ -303,6 +318,27 @@ fn run_job(api: &mut Api, kafka: &mut Kafka, pod: &Value, component: &str) -> Re
         pod["status"]["containerStatuses"] = json!([{"state": {"terminated": terminated}}]);
     });
     Ok(true)
+}
+
+/// The Backfill that a pod reads.
+fn backfill_of(api: &Api, pod: &Value) -> Value {
+    mounted(api, pod, "backfill", "backfill.json").and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
+}
+
+/// Which one it is, whatever of it may change.
+pub fn backfill_key(object: &Value) -> String {
+    format!("{} {}", text(object, "name"), object["spec"]["range"]["to"])
+}
+
+/// Computes all of it, unless that was done under its name; and the pipeline takes it.
+fn compute(kafka: &mut Kafka, backfill: &Value) -> BackfillReport {
+    let done = kafka.backfills.insert(text(backfill, "name").to_owned(), true);
+    if done != Some(true) {
+        *kafka.computed.entry(backfill_key(backfill)).or_default() += 1;
+        kafka.repairs.rows_in += ROWS;
+        kafka.repairs.rows_out += ROWS;
+    }
+    BackfillReport { records: ROWS, rows: ROWS, computed: true, taken: true, ..BackfillReport::default() }
 }
 
 /// The number of the plan that a pod mounts.

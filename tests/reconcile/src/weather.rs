@@ -19,6 +19,9 @@ pub enum Happening {
     Edit,
     SavepointMade,
     SavepointDeleted,
+    BackfillMade,
+    BackfillEdited,
+    BackfillDeleted,
     OperatorCrashes,
     /// A write lands whose answer nobody waited for.
     LateWrite,
@@ -39,7 +42,7 @@ pub enum Happening {
 use Happening as H;
 
 /// With the weight in a seed: one of `.1..=.2`, and when all is calm.
-const WEATHER: [(Happening, u32, u32, u32); 26] = [
+const WEATHER: [(Happening, u32, u32, u32); 29] = [
     (H::Operator, 200, 400, 300),
     (H::Watch, 40, 400, 400),
     (H::Ask, 20, 200, 100),
@@ -52,6 +55,9 @@ const WEATHER: [(Happening, u32, u32, u32); 26] = [
     (H::Edit, 4, 20, 0),
     (H::SavepointMade, 0, 12, 0),
     (H::SavepointDeleted, 0, 4, 0),
+    (H::BackfillMade, 0, 10, 0),
+    (H::BackfillEdited, 0, 8, 0),
+    (H::BackfillDeleted, 0, 4, 0),
     (H::OperatorCrashes, 0, 10, 0),
     (H::LateWrite, 0, 30, 0),
     (H::Kill, 0, 8, 0),

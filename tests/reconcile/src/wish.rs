@@ -81,7 +81,14 @@ impl Wish {
             },
             "sources": [{"name": "a", "kafka": {"topic": "a"}, "format": json, "columns": columns}],
             "steps": [{"name": "s", "from": "a", "project": {"where": format!("amount > {}", self.plan)}}],
-            "sinks": [{"name": "o", "from": "s", "kafka": {"topic": "o"}, "format": json}],
+            "sinks": [{
+                "name": "o",
+                "from": "s",
+                "kafka": {"topic": "o"},
+                "key": {"columns": ["amount"]},
+                "format": json,
+                "write": {"mode": "Upsert"},
+            }],
             "worker": {"logLevel": self.log_level},
             "state": {"storage": {"file": {"path": "/savepoints"}}},
         });
@@ -99,6 +106,11 @@ impl Wish {
 /// The name of one of the Savepoints.
 pub fn savepoint(rng: &mut Rng) -> String {
     format!("s{}", rng.below(3))
+}
+
+/// The name of one of the Backfills.
+pub fn backfill(rng: &mut Rng) -> String {
+    format!("b{}", rng.below(2))
 }
 
 /// The number of the plan that a spec asks for.

@@ -6,6 +6,7 @@ use millrace_core::assignment::{Assignment, Placement};
 use millrace_core::ids::{Epoch, Generation, Partition, TaskId, Timeline};
 use millrace_core::leave::{End, Leave, Seen};
 use millrace_core::report::{CutReport, CutTask, PlanSeen, SourceLag, TaskReport, TaskState, WarmReport, WorkerReport};
+use millrace_core::totals::Totals;
 use millrace_operator_core::names::history;
 use millrace_simulator::rng::Rng;
 
@@ -39,7 +40,18 @@ pub struct Kafka {
     /// The cluster has lost what it knew of timelines.
     pub forgot: bool,
     pub storage: Storage,
+    /// What guards have done with rows of backfills.
+    pub repairs: Totals,
+    /// What is in Kafka of backfills, by their name: whether all is computed.
+    pub backfills: BTreeMap<String, bool>,
+    /// How often each was computed from its beginning.
+    pub computed: BTreeMap<String, u32>,
+    /// The rate that the pod of one was told last.
+    pub rate: Option<u64>,
 }
+
+/// Rows of a backfill.
+pub const ROWS: u64 = 10;
 
 /// What a task has done by an epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -238,6 +250,7 @@ impl Process {
             leaving: self.leaves.is_some(),
             drained: self.drained,
             warm: warm.collect(),
+            repairs: self.repairs(kafka),
             savepoint: follows.and_then(|follows| follows.savepoint.as_ref()).map(|cut| self.cut_report(&cut.id)),
             ..WorkerReport::default()
         }
@@ -245,6 +258,13 @@ impl Process {
 }
 
 impl Process {
+    /// The owner of one task tells of all of them.
+    fn repairs(&self, kafka: &Kafka) -> BTreeMap<String, Totals> {
+        let first = TaskId { stage: WRITES.to_owned(), partition: Partition(0) };
+        let tells = self.tasks.contains_key(&first);
+        tells.then(|| ("o".to_owned(), kafka.repairs.clone())).into_iter().collect()
+    }
+
     fn cut_report(&self, id: &str) -> CutReport {
         let own = self.cut.1.iter().filter(|_| self.cut.0 == id);
         let tasks = own.map(|(task, (part, stored))| CutTask {

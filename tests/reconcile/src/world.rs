@@ -1,7 +1,9 @@
 //! The cluster, Kafka, the user, and everything that can happen to them.
 
+use millrace_core::report::BackfillReport;
+use millrace_crds::backfill::BackfillPhase;
 use millrace_operator_core::decision::Action;
-use millrace_operator_core::names::{COMPONENT_LABEL, CONTROL_PORT, Names, RENEW_AFTER, UID_LABEL};
+use millrace_operator_core::names::{BACKFILL, COMPONENT_LABEL, CONTROL_PORT, Names, RENEW_AFTER, UID_LABEL};
 use millrace_simulator::rng::Rng;
 use millrace_simulator::trace::{Run, Trace};
 use serde_json::{Value, json};
@@ -13,8 +15,8 @@ use crate::operator::{KINDS, Operator};
 use crate::oracle::{Audit, Violation, checked_plan, moves_to_who_stays};
 use crate::platform::{self, Nodes};
 use crate::weather::{Happening as H, Weather};
-use crate::wish::{NAME, SECRET, Wish, savepoint};
-use crate::worker::{self, Kafka, is_consistent};
+use crate::wish::{NAME, SECRET, Wish, backfill, savepoint};
+use crate::worker::{self, Kafka, ROWS, is_consistent};
 
 /// Steps with faults.
 const CHAOS: usize = 1_000;
@@ -202,6 +204,7 @@ impl World {
 
     fn kubelet(&mut self) -> Result<bool, Violation> {
         let did = self.nodes.kubelet(&mut self.api, &mut self.kafka, &mut self.rng)?;
+        self.audit.computed(&self.kafka)?;
         let passed: Vec<String> = self.api.of_kind("Pod").filter_map(|pod| checked_plan(pod)).collect();
         passed.iter().for_each(|fingerprint| self.audit.preflight_passed(fingerprint));
         if did {
@@ -228,6 +231,18 @@ impl World {
                 return make_savepoint(api, &name, policy).is_ok();
             }
             H::SavepointDeleted => return api.delete("Savepoint", &savepoint(rng), None).is_ok(),
+            H::BackfillMade => {
+                let name = backfill(rng);
+                return self.make_backfill(&name);
+            }
+            H::BackfillEdited => {
+                let name = backfill(rng);
+                return self.edit_backfill(&name);
+            }
+            H::BackfillDeleted => {
+                let name = backfill(rng);
+                return self.delete_backfill(&name);
+            }
             H::OperatorCrashes => {
                 let at = rng.below(self.operators.len());
                 self.operators[at] = Operator::start(api);
@@ -261,10 +276,12 @@ impl World {
                 let Some(name) = (!names.is_empty()).then(|| &names[rng.below(names.len())]) else { return false };
                 self.trace.line(format_args!("lost: {name}"));
                 kafka.forgot |= *name == format!("{NAME}-applied");
+                self.audit.forgot_backfills |= *name == format!("{NAME}-backfills");
                 return api.delete("ConfigMap", name, None).is_ok();
             }
             H::Recreated => {
                 self.wanted = false;
+                self.audit.forgot_backfills = true;
                 return api.delete("Pipeline", NAME, None).is_ok();
             }
             H::Backup => self.backup = Some(api.snapshot()),
@@ -278,6 +295,64 @@ impl World {
             _ => return false,
         }
         true
+    }
+
+    /// The user wants a part of history to be computed again.
+    pub fn make_backfill(&mut self, name: &str) -> bool {
+        let to = format!("2026-01-0{}T00:00:00Z", 2 + self.rng.below(2));
+        let object = json!({
+            "apiVersion": millrace_crds::pipeline::API_VERSION,
+            "kind": millrace_crds::backfill::KIND,
+            "metadata": {"name": name, "namespace": "n"},
+            "spec": {
+                "pipelineRef": {"name": NAME},
+                "mode": "Repair",
+                "range": {"from": "2026-01-01T00:00:00Z", "to": to},
+                "attempt": 1,
+            },
+        });
+        let asked = self.audit.backfills.entry(platform::backfill_key(&object)).or_default();
+        let made = self.api.create(object).is_ok();
+        asked.0 = asked.0.max(u32::from(made));
+        made
+    }
+
+    /// It is suspended, goes on, gets another rate, or is asked for once more when it has ended.
+    fn edit_backfill(&mut self, name: &str) -> bool {
+        let Some(there) = self.api.get("Backfill", name).cloned() else { return false };
+        let (suspend, attempt) = (there["spec"]["suspend"] == true, there["spec"]["attempt"].as_u64().unwrap_or(1));
+        let done = there["status"]["phase"] == "Succeeded" && there["status"]["attempt"] == attempt;
+        let (what, rate) = (self.rng.below(3), self.rng.below(3));
+        if what == 0 {
+            if done {
+                self.ask_again(name);
+            }
+            return done;
+        }
+        self.api.change("Backfill", name, |backfill| match what {
+            1 => backfill["spec"]["suspend"] = json!(!suspend),
+            _ => backfill["spec"]["rateLimit"] = json!({"recordsPerSecond": rate}),
+        });
+        true
+    }
+
+    /// The same is to be computed once more, now that it is done.
+    pub fn ask_again(&mut self, name: &str) {
+        let Some(there) = self.api.get("Backfill", name).cloned() else { return };
+        let attempt = there["spec"]["attempt"].as_u64().unwrap_or(1) + 1;
+        let asked = self.audit.backfills.entry(platform::backfill_key(&there)).or_default();
+        asked.0 = asked.0.max(attempt as u32);
+        self.api.change("Backfill", name, |backfill| backfill["spec"]["attempt"] = json!(attempt));
+    }
+
+    fn delete_backfill(&mut self, name: &str) -> bool {
+        let Some(there) = self.api.get("Backfill", name).cloned() else { return false };
+        let phase = there["status"]["phase"].as_str().unwrap_or_default();
+        let ended =
+            ["Succeeded", "AlreadyDone"].contains(&phase) && there["status"]["attempt"] == there["spec"]["attempt"];
+        let asked = self.audit.backfills.entry(platform::backfill_key(&there)).or_default();
+        asked.1 += u32::from(!ended);
+        self.api.delete("Backfill", name, None).is_ok()
     }
 
     fn edit(&mut self) -> bool {
@@ -327,11 +402,22 @@ impl World {
         // One that leaves is slow to answer now and then.
         let heard = process.filter(|process| process.leaves.is_none() || self.rng.per_mille(800));
         let report = heard.map(|process| process.report(&self.kafka, self.api.now_ms));
+        let computes = self.api.of_kind("Pod").any(|pod| {
+            let running = pod["status"]["podIP"].is_string() && pod["status"]["containerStatuses"].is_null();
+            running && label(pod, COMPONENT_LABEL) == BACKFILL
+        });
+        let records_per_second = self.kafka.rate;
+        let backfill = computes.then(|| BackfillReport { records_per_second, ..BackfillReport::default() });
         let operator = &mut self.operators[at];
+        operator.dirty |= operator.seen.backfill != backfill;
+        operator.seen.backfill = backfill;
+        operator.asked.insert(worker, self.api.now_ms);
         let before = match report {
             Some(report) => operator.seen.reports.insert(worker, report),
             None => operator.seen.reports.remove(&worker),
         };
+        let oldest_ms = operator.seen.reports.keys().filter_map(|worker| operator.asked.get(worker)).min();
+        operator.seen.reported_ms = oldest_ms.copied();
         let news = before.as_ref() != operator.seen.reports.get(&worker);
         operator.dirty |= news;
         news
@@ -399,6 +485,19 @@ impl World {
                 let Some(process) = process else { return Ok(Err(Refusal::Missing)) };
                 process.pushed = Some(assignment.clone());
                 Ok(Ok(()))
+            }
+            Action::Pace { records_per_second, .. } => {
+                self.kafka.rate = *records_per_second;
+                Ok(Ok(()))
+            }
+            Action::BackfillStatus { status, .. } => {
+                let applied = status.counts.map_or(0, |counts| counts.applied);
+                match status.phase {
+                    Some(BackfillPhase::Succeeded) if applied != ROWS as i64 && !self.audit.forgot_backfills => {
+                        Err(Violation::CountedTwice)
+                    }
+                    _ => Ok(self.api.carry_out(NAME, action)),
+                }
             }
             Action::LetGo { address, .. } => {
                 let at = |p: &&mut worker::Process| {
