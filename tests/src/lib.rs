@@ -27,6 +27,7 @@ pub mod ledger;
 pub mod process;
 pub mod prometheus;
 pub mod proxy;
+pub mod repairs;
 pub mod s3;
 pub mod savepoint;
 pub mod shop;

@@ -9,6 +9,8 @@ use millrace_tests::savepoint::{check, rows_before};
 use millrace_tests::story::Shape;
 use serde_json::json;
 
+mod backfills;
+
 /// Within so long a changed Secret is seen in the pods, and is used.
 const SEEN: Duration = Duration::from_secs(60);
 const USED: Duration = Duration::from_secs(120);

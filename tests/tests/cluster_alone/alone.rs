@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use millrace_core::assignment::Assignment;
+use millrace_kafka_harness::wait;
 use millrace_tests::external_metric::ExternalMetric;
 use millrace_tests::kubernetes::{Deployed, condition, deployed, world};
 use millrace_tests::prometheus::Prometheus;
+use millrace_tests::repairs::Repaired;
 use millrace_tests::scratch;
 use millrace_tests::story::Shape;
 use serde_json::{Value, json};
@@ -337,6 +339,38 @@ fn a_page_is_sent_while_a_worker_is_lost_says_which_task_is_worst_and_ends_with_
     it.delete().unwrap();
 }
 
+#[test]
+fn the_dashboard_of_a_backfill_shows_one_that_runs_beside_its_pipeline() {
+    const SEEN: Duration = Duration::from_secs(180);
+    let slo = json!({"name": "fresh", "freshness": {"threshold": "30s"}, "objective": "95", "window": "7d"});
+    let spec = json!({"replicas": 2, "slos": [slo]});
+    let mut it = Repaired::new("shown", 200_000, spec).unwrap();
+    let prometheus = Prometheus::start(&it.world.cluster).unwrap();
+    it.ask("yieldToLive", json!({"slo": "fresh"})).unwrap();
+    it.ask("rateLimit", json!({"recordsPerSecond": 300})).unwrap();
+    prometheus.discover().unwrap();
+    // Nothing is read until its SLO has been good for a minute.
+    it.wait_phase("Running").unwrap();
+    for (name, expression) in panels(include_str!("../../rules/dashboards-backfill.json")) {
+        wait::until(&format!("a result of {name}: {expression}"), SEEN, || {
+            it.changes.write_now(10)?;
+            Ok(!prometheus.query(&expression)?.is_empty())
+        })
+        .unwrap();
+    }
+    // The pipeline's task stands still, and the backfill makes way.
+    it.world.cluster.signal_container(&it.namespace, "shown-0", "worker", "STOP").unwrap();
+    let begin = Instant::now();
+    it.wait_phase("Paused").unwrap();
+    eprintln!("the backfill has paused {:.0} s after a worker stood still", begin.elapsed().as_secs_f64());
+    it.world.cluster.signal_container(&it.namespace, "shown-0", "worker", "CONT").unwrap();
+    it.ask("yieldToLive", Value::Null).unwrap();
+    it.ask("rateLimit", Value::Null).unwrap();
+    it.wait_phase("Succeeded").unwrap();
+    it.changes.check(&it.world.kafka).unwrap();
+    it.kubectl(&["delete", "pipeline", "shown", "--timeout=120s"]).unwrap();
+}
+
 /// What calls people because a budget burns.
 fn burns(prometheus: &Prometheus<'_>) -> anyhow::Result<Vec<Value>> {
     let burns = |alert: &Value| alert["labels"]["alertname"] == "MillraceErrorBudgetBurn";
@@ -345,14 +379,16 @@ fn burns(prometheus: &Prometheus<'_>) -> anyhow::Result<Vec<Value>> {
 
 /// All that Prometheus is asked for: what rules record, and what dashboards show of any pipeline. By its name.
 fn expressions(rules: &str) -> Vec<(String, String)> {
-    let of = |text: &str| -> Vec<(String, String)> {
-        let rules: Value = serde_json::from_str(text).unwrap();
-        let groups = rules["groups"].as_array().unwrap().iter();
-        let all = groups.flat_map(|group| group["rules"].as_array().unwrap());
-        let text = |field: &Value| field.as_str().map(str::to_owned);
-        all.filter_map(|rule| Some((text(&rule["record"])?, text(&rule["expr"])?))).collect()
-    };
-    [of(rules), of(include_str!("../../rules/dashboards.json"))].concat()
+    [panels(rules), panels(include_str!("../../rules/dashboards.json"))].concat()
+}
+
+/// What the rules of a text record, by its name.
+fn panels(text: &str) -> Vec<(String, String)> {
+    let rules: Value = serde_json::from_str(text).unwrap();
+    let groups = rules["groups"].as_array().unwrap().iter();
+    let all = groups.flat_map(|group| group["rules"].as_array().unwrap());
+    let text = |field: &Value| field.as_str().map(str::to_owned);
+    all.filter_map(|rule| Some((text(&rule["record"])?, text(&rule["expr"])?))).collect()
 }
 
 /// The tasks that a worker has, as alerts name the one that is silent for longest.
