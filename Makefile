@@ -21,7 +21,7 @@ BESIDE := nice -n 19 $(STEP)
 
 .PHONY: help setup build kubernetes s3 image demo demo-kafka demo-cluster cluster-up cluster-down test test-parts \
 	tests-built all-tests tests-brokers checks tests-faults tests-cluster tests-alone test-long bench bench-cluster \
-	bench-rescale bench-operator fmt
+	bench-rescale bench-backfill bench-operator fmt
 
 help:
 	@echo 'make setup      install what a build needs and this machine lacks'
@@ -35,6 +35,7 @@ help:
 	@echo 'make bench      records per CPU second of the main job and of each of its parts, on files and on a real Kafka'
 	@echo 'make bench-cluster seconds on a real Kubernetes: from kubectl apply to the first row, from a loss to caught up'
 	@echo 'make bench-rescale pauses of tasks that move and that stay, on a real Kubernetes; what a lost disk costs'
+	@echo 'make bench-backfill what a backfill costs the pipeline beside it, on a real Kubernetes; ratios of paired rounds'
 	@echo 'make bench-operator what 1,000 Pipelines cost the operator, each figure beside its bar (root)'
 	@echo 'make fmt        format the code'
 
@@ -141,6 +142,9 @@ bench-cluster: kubernetes s3 image
 # States are larger than a worker's memory, to which files in memory would count: this one runs on a disk.
 bench-rescale: kubernetes s3 image
 	@$(STEP) 'pauses on a real Kubernetes' env TMPDIR=/tmp $(CARGO_TARGET_DIR)/release/bench_rescale
+
+bench-backfill: kubernetes image
+	@$(STEP) 'a backfill beside its pipeline' env TMPDIR=$(SCRATCH) $(CARGO_TARGET_DIR)/release/bench_backfill
 
 bench-operator: build kubernetes
 	@$(STEP) 'the operator at scale' env TMPDIR=$(SCRATCH) $(CARGO_TARGET_DIR)/release/operator_scale

@@ -78,3 +78,20 @@ pub fn rate(records: usize, seconds: f64) -> String {
     let nanos = seconds * 1e9 / records as f64;
     format!("{:>10.0} records per CPU second, {nanos:>6.0} ns a record", records as f64 / seconds)
 }
+
+/// The share of the whole machine that is idle, over some time.
+pub fn idle(time: std::time::Duration) -> anyhow::Result<f64> {
+    let before = ticks()?;
+    std::thread::park_timeout(time);
+    let after = ticks()?;
+    Ok((after.0 - before.0) as f64 / (after.1 - before.1) as f64)
+}
+
+/// Of the whole machine: idle, and all.
+fn ticks() -> anyhow::Result<(u64, u64)> {
+    let stat = std::fs::read_to_string("/proc/stat").context("read what the machine does")?;
+    let numbers = stat.lines().next().unwrap_or_default().split_whitespace().skip(1);
+    let numbers: Vec<u64> =
+        numbers.map(|n| n.parse().context("read a number of /proc/stat")).collect::<Result<_, _>>()?;
+    Ok((numbers.iter().skip(3).take(2).sum(), numbers.iter().take(8).sum()))
+}

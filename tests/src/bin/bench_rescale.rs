@@ -13,6 +13,7 @@ use anyhow::{Context, ensure};
 use millrace_core::assignment::Assignment;
 use millrace_kafka_harness::{Message, wait};
 use millrace_tests::kubernetes::Deployed;
+use millrace_tests::process::idle;
 use millrace_tests::story::{DEADLINE, Numbers, Shape, Story};
 use rdkafka::consumer::BaseConsumer;
 use rdkafka::error::KafkaError;
@@ -181,19 +182,7 @@ fn idle_at(it: &mut Deployed, pace: Duration) -> anyhow::Result<f64> {
     it.story.generate(71);
     // What it changes is over by then.
     thread::park_timeout(Duration::from_secs(3));
-    let before = ticks()?;
-    thread::park_timeout(Duration::from_secs(5));
-    let after = ticks()?;
-    Ok((after.0 - before.0) as f64 / (after.1 - before.1) as f64)
-}
-
-/// Of the whole machine: idle, and all.
-fn ticks() -> anyhow::Result<(u64, u64)> {
-    let stat = std::fs::read_to_string("/proc/stat").context("read what the machine does")?;
-    let numbers = stat.lines().next().unwrap_or_default().split_whitespace().skip(1);
-    let numbers: Vec<u64> =
-        numbers.map(|n| n.parse().context("read a number of /proc/stat")).collect::<Result<_, _>>()?;
-    Ok((numbers.iter().skip(3).take(2).sum(), numbers.iter().take(8).sum()))
+    idle(Duration::from_secs(5))
 }
 
 /// The longest time without a row, by partition.
