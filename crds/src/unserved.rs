@@ -36,7 +36,6 @@ const fn row(at: &'static str, field: &'static str, passes: Passes, hint: &'stat
     Unserved { at, field, passes, hint }
 }
 
-const LATE: &str = "use JoinNow, Unmatched, Drop or DeadLetter; Accept comes with backfills";
 const OTHER_JOINS: &str = "use tableJoin or temporalJoin";
 
 /// Every path of the API that this version does not serve.
@@ -54,8 +53,6 @@ pub const UNSERVED: &[Unserved] = &[
     row("spec.steps[]", "intervalJoin", Passes::Absent, OTHER_JOINS),
     row("spec.steps[]", "merge", Passes::Absent, OTHER_JOINS),
     row("spec.steps[]", "deltaJoin", Passes::Absent, OTHER_JOINS),
-    row("spec.steps[].temporalJoin", "late", Passes::AllBut("Accept"), LATE),
-    row("spec.sources[].table.defaults", "late", Passes::AllBut("Accept"), LATE),
     row("spec.sinks[].format", "type", Passes::Only("Json"), "use Json"),
 ];
 

@@ -234,7 +234,7 @@ pub enum Late {
     Drop,
     /// It goes to the dead-letter topic.
     DeadLetter,
-    /// It is joined at once and does not count as late. Not available in this version.
+    /// It is joined at once as of its own time, and is not counted.
     Accept,
 }
 

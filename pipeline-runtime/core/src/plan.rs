@@ -254,6 +254,8 @@ pub enum Emit {
 pub enum Late {
     /// Joined at once, as of its own time, and counted.
     JoinNow,
+    /// Joined at once, as of its own time, and not counted.
+    Accept,
     /// Treated as if there were no partner.
     Unmatched,
     Drop,

@@ -57,9 +57,7 @@ pub fn late(spec: &api::PipelineSpec, late: api::Late) -> (Late, Option<SqlError
         api::Late::Unmatched => (Late::Unmatched, None),
         api::Late::Drop => (Late::Drop, None),
         api::Late::DeadLetter => (Late::DeadLetter, without_dead_letter(spec)),
-        api::Late::Accept => {
-            (Late::JoinNow, Some(SqlError::new("late: Accept is not available in this version", "use JoinNow")))
-        }
+        api::Late::Accept => (Late::Accept, None),
     }
 }
 

@@ -137,7 +137,7 @@ impl TemporalJoin {
             let pick = Pick { batch: id, row: row as u32 };
             if meta.late {
                 match self.late {
-                    Late::JoinNow | Late::Unmatched => picks.push(pick),
+                    Late::JoinNow | Late::Accept | Late::Unmatched => picks.push(pick),
                     Late::Drop => {
                         self.let_go(id);
                         totals.drop_rows(DropReason::Late, 1);
@@ -180,7 +180,9 @@ impl TemporalJoin {
             out.watermark = self.out_watermark.max(watermark.min(first));
         }
         totals.rows_out += out.len() as u64;
-        totals.joined_late += out.metas.iter().filter(|m| m.late).count() as u64;
+        if self.late != Late::Accept {
+            totals.joined_late += out.metas.iter().filter(|m| m.late).count() as u64;
+        }
         totals.waiting = self.waiting.len() as u64 + self.spilled;
         Ok(out)
     }

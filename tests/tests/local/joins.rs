@@ -59,7 +59,7 @@ fn worlds() -> impl Strategy<Value = World> {
     let order = (proptest::option::weighted(0.9, 0..7_i64), 0..80_i64, 0..3_i32)
         .prop_map(|(customer, time, partition)| Order { customer, time, partition });
     let keys = prop_oneof![Just(Keys::Aligned), Just(Keys::StreamUnknown), Just(Keys::TableJson)];
-    let late = prop_oneof![Just("JoinNow"), Just("Unmatched"), Just("Drop")];
+    let late = prop_oneof![Just("JoinNow"), Just("Accept"), Just("Unmatched"), Just("Drop")];
     let lives = proptest::collection::vec(0..60_u32, 0..5);
     (
         proptest::collection::vec(change, 0..40),
@@ -194,6 +194,14 @@ fn check(world: &World, join: &str, expected: &[Vec<Value>], ordered: bool) -> R
         prop_assert_eq!(totals.waiting, 0);
         let name = step.split_once(' ').map_or("", |(_, name)| name);
         *by_step.entry(name.to_owned()).or_default() += totals.rows_in;
+    }
+    if let Some(late) = expected.get(1) {
+        let counted: u64 = outcome.totals.iter().map(|(_, totals)| totals.joined_late).sum();
+        prop_assert_eq!(
+            counted,
+            if world.late == "Accept" { 0 } else { late.len() as u64 },
+            "late rows that were joined"
+        );
     }
     let read = (world.orders.len() + world.partitions as usize) as u64;
     prop_assert_eq!(by_step.get("source orders"), Some(&read), "every record is counted once: {:?}", outcome.totals);
