@@ -24,7 +24,8 @@ use crate::facts::{Applied, Job};
 use crate::names::{BACKFILL, CONTROL_PORT};
 use crate::render::{Errand, Run};
 
-/// So long after its pod has ended it is waited for workers that tell what they have taken.
+/// So long after its pod has ended it is waited for workers that tell what they have taken, and so long after its begin for
+/// an object that is not seen.
 const SETTLE_MS: i64 = 60_000;
 /// While numbers move.
 const LOOK_MS: u64 = 10_000;
@@ -44,6 +45,8 @@ impl Round<'_> {
         if let Some(begun) = memory.iter_mut().find(|begun| begun.end.is_none()) {
             match facts.backfills.iter().find(|asked| asked.digest == begun.digest) {
                 Some(asked) => said.push((&asked.uid, self.go_on(asked, begun))),
+                // A cache may not have its object yet. Its Job, which nobody asks for, goes at once.
+                None if self.now.ms() < begun.at.ms() + SETTLE_MS => self.again_in(LOOK_MS),
                 None => self.stop(begun),
             }
         } else if !self.tidies(&mut memory) {
@@ -267,17 +270,23 @@ impl Round<'_> {
         if report.computed {
             return Standing::new(BackfillPhase::Applying, "Applying", "all is computed, and the pipeline takes it");
         }
-        let allowed = asked.allowed(quiet_ms);
+        // Its slices are bad some time after.
+        let facts = self.facts;
+        let silent = facts.workers().any(|(_, report)| report.is_none()) && slo.is_some();
+        let allowed = if silent { Some(0) } else { asked.allowed(quiet_ms) };
         if let Some(address) = job.address.as_ref().filter(|_| report.records_per_second != allowed) {
             let address = format!("{address}:{CONTROL_PORT}");
             self.actions.push(Action::Pace { address, records_per_second: allowed });
         }
+        let yields =
+            |message: String| Standing { yields: true, ..Standing::new(BackfillPhase::Paused, "Yielding", message) };
+        if silent {
+            return yields("a worker of the pipeline does not answer: nothing is read until it does".to_owned());
+        }
         match (slo.filter(|_| burns(quiet_ms)), allowed) {
-            (Some(slo), _) => {
-                let message =
-                    format!("SLO {slo} of the pipeline has had a bad slice: nothing is read until a minute after it");
-                Standing { yields: true, ..Standing::new(BackfillPhase::Paused, "Yielding", message) }
-            }
+            (Some(slo), _) => yields(format!(
+                "SLO {slo} of the pipeline has had a bad slice: nothing is read until a minute after it"
+            )),
             (None, Some(0)) => Standing::new(BackfillPhase::Paused, "NoRate", "spec.rateLimit is 0"),
             (None, _) => Standing::new(BackfillPhase::Running, "Computes", ""),
         }

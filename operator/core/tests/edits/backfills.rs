@@ -313,6 +313,11 @@ fn it_makes_way_while_the_slo_burns_and_comes_back_slowly() {
     assert_eq!(phase(&observed), "Running");
     assert_eq!(paces(&mut observed, 85_000), Some(Some(4_000)));
     assert_eq!(paces(&mut observed, 100_000), Some(Some(6_000)), "the limit of its spec");
+    let silent = observed.reports.remove(&1).expect("it answered");
+    assert_eq!(paces(&mut observed, 9 * MINUTE_MS), Some(Some(0)), "a worker does not answer");
+    assert!(stands(&observed, 0).1.contains("does not answer"));
+    observed.reports.insert(1, silent);
+    assert_eq!(paces(&mut observed, 9 * MINUTE_MS), Some(Some(6_000)));
     observed.backfills[0]["spec"]["rateLimit"] = json!({"recordsPerSecond": 0});
     assert_eq!(paces(&mut observed, 9 * MINUTE_MS), Some(Some(0)));
     assert_eq!(stands(&observed, 0), ("Paused".to_owned(), "spec.rateLimit is 0".to_owned()));
@@ -376,18 +381,19 @@ fn one_whose_object_goes_is_stopped_and_what_it_has_written_is_said() {
     look(&mut observed);
     took(&mut observed, &totals(5 + 30, 5 + 21, &[(DropReason::Outdated, 9)]));
     let object = observed.backfills.pop().expect("it was there");
-    let decision = look(&mut observed);
+    look(&mut observed);
+    assert_eq!(jobs(&observed, "backfill").len(), 0, "it ends at once");
+    let decision = look_at(&mut observed, later(2 * MINUTE_MS));
     let said = decision.events.iter().find(|event| event.reason == "BackfillStopped").expect("it is said");
     assert!(said.note.contains("42 rows of it were written to o"), "{}", said.note);
-    assert_eq!(jobs(&observed, "backfill").len(), 0);
     // What was not done is done when it comes again.
     let mut again = object;
     again["metadata"]["uid"] = json!("b7");
     again["status"] = Value::Null;
     observed.backfills.push(again);
-    look(&mut observed);
+    look_at(&mut observed, later(2 * MINUTE_MS));
     answer(&mut observed, "tidy", "Complete", &json!(CleanupReport::default()));
-    (0..2).for_each(|_| drop(look(&mut observed)));
+    (0..2).for_each(|_| drop(look_at(&mut observed, later(3 * MINUTE_MS))));
     clean(&mut observed);
     assert_eq!(jobs(&observed, "backfill").len(), 1);
 }
