@@ -1,6 +1,7 @@
 //! `make bench-backfill`: what a backfill costs the pipeline beside it, on a real Kubernetes with a real Kafka. Live rows come
 //! at a pace that takes about 30 % of the machine, and rounds with and without a backfill take turns: each one with is
-//! compared with the one before it. A backfill without a limit comes last: it must be seen, else the measurement is blind.
+//! compared with the one before it. One without a limit comes behind, with its small share of the cores, and at last one with a
+//! large share: it must be seen, else the measurement is blind.
 //!
 //! The time of a row is from its being written to a `read_committed` reader having it.
 
@@ -22,7 +23,7 @@ use serde_json::{Value, json};
 
 const NAME: &str = "repaired";
 const NAMESPACE: &str = "bench-backfill";
-/// Records of the range, and keys that they are of.
+/// Records of the range, and keys that they are of. Without a limit they last for longer than a round.
 const HISTORY: u64 = 6_000_000;
 const KEYS: u64 = 200_000;
 /// Written at once.
@@ -31,7 +32,9 @@ const BATCH: u64 = 20_000;
 const LIMIT: u64 = 10_000;
 /// Pairs of rounds, with that limit and with none.
 const PAIRS: usize = 10;
-const PAIRS_WITHOUT_LIMIT: usize = 4;
+const PAIRS_WITHOUT_LIMIT: usize = 3;
+/// A backfill's share of the cores that is above those of the workers, as a request.
+const LARGE: &str = "1000m";
 const ROUND: Duration = Duration::from_secs(10);
 /// What the last round has left behind is over by then, and the next one has begun.
 const SETTLES: Duration = Duration::from_secs(5);
@@ -87,33 +90,69 @@ fn measure(world: &World, pace: &AtomicU64) -> anyhow::Result<()> {
     world.cluster.apply(&backfill(NAMESPACE, "again", NAME, &more).to_string())?;
     wait::until("the backfill's pod", DEADLINE, || Ok(records(world).is_ok()))?;
     weights()?;
-    rounds(world, &mut output, PAIRS, Some(LIMIT), "with a limit")?;
+    println!("\nwith a limit of {LIMIT} records a second");
+    rounds(&mut output, PAIRS, || limited(world, 0), || limited(world, LIMIT).map(|()| SETTLES), || records(world))?;
     let slo = kubectl(world, &["get", "pipeline", NAME, "-o", "jsonpath={.status.slos[0]}"])?;
     println!("the pipeline's SLO by then: {slo}");
-    set(world, &json!({"yieldToLive": null}))?;
-    rounds(world, &mut output, PAIRS_WITHOUT_LIMIT, None, "without a limit")?;
-    Ok(())
+    set(world, &json!({"yieldToLive": null, "rateLimit": null}))?;
+    ended(world)?;
+    println!("\nwithout a limit, each time from the beginning");
+    let mut attempt = 1;
+    let mut again = || {
+        attempt += 1;
+        begin(world, attempt)
+    };
+    rounds(&mut output, PAIRS_WITHOUT_LIMIT, || ended(world), &mut again, || records(world))?;
+    world.install(&["--reset-then-reuse-values", &format!("--set=backfill.resources.requests.cpu={LARGE}")])?;
+    println!("\nthe same with a share of the cores that is larger than that of the workers ({LARGE})");
+    rounds(&mut output, PAIRS_WITHOUT_LIMIT, || ended(world), &mut again, || records(world))?;
+    weights()
 }
 
-/// Pairs of rounds without and with a backfill, and what came of them.
-fn rounds(world: &World, output: &mut Output, pairs: usize, limit: Option<u64>, what: &str) -> anyhow::Result<()> {
+fn limited(world: &World, limit: u64) -> anyhow::Result<()> {
+    set(world, &json!({"rateLimit": {"recordsPerSecond": limit}}))
+}
+
+/// Waits until the backfill has ended.
+fn ended(world: &World) -> anyhow::Result<()> {
+    wait::until("the backfill to end", DEADLINE, || Ok(phase(world)? == "Succeeded"))
+}
+
+/// Begins once more, and returns when it reads: then nothing has to settle.
+fn begin(world: &World, attempt: u32) -> anyhow::Result<Duration> {
+    set(world, &json!({"attempt": attempt}))?;
+    wait::until("the backfill to read", DEADLINE, || Ok(records(world).is_ok_and(|records| records > 0)))?;
+    Ok(Duration::ZERO)
+}
+
+fn phase(world: &World) -> anyhow::Result<String> {
+    kubectl(world, &["get", "backfill", "again", "-o", "jsonpath={.status.phase}"])
+}
+
+/// Pairs of rounds without and with a backfill, and what came of them. What begins it says how long that takes to settle.
+fn rounds(
+    output: &mut Output,
+    pairs: usize,
+    without: impl Fn() -> anyhow::Result<()>,
+    mut with: impl FnMut() -> anyhow::Result<Duration>,
+    records: impl Fn() -> anyhow::Result<u64>,
+) -> anyhow::Result<()> {
     let mut ratios = Vec::new();
-    println!("\n{what}{}", limit.map(|limit| format!(" of {limit} records a second")).unwrap_or_default());
     println!("  p99 without     p99 with    ratio    read meanwhile");
     for _ in 0..pairs {
-        set(world, &json!({"rateLimit": {"recordsPerSecond": 0}}))?;
-        let calm = output.p99()?;
-        set(world, &json!({"rateLimit": limit.map(|limit| json!({"recordsPerSecond": limit}))}))?;
-        let Ok(before) = records(world) else { break };
-        let beside = output.p99()?;
+        without()?;
+        let calm = output.p99(SETTLES)?;
+        let settles = with()?;
+        let (before, begin) = (records()?, Instant::now());
+        let beside = output.p99(settles)?;
         // It may have come to its end.
-        let Ok(after) = records(world) else { break };
+        let read = records().map_or("to its end".to_owned(), |after| {
+            format!("{:.0} /s", after.saturating_sub(before) as f64 / begin.elapsed().as_secs_f64())
+        });
         let ratio = beside.as_secs_f64() / calm.as_secs_f64();
         ratios.push(ratio);
-        let read = (after - before) as f64 / (ROUND + SETTLES).as_secs_f64();
-        println!("  {:>8} ms  {:>8} ms  {ratio:>7.2}  {read:>9.0} /s", calm.as_millis(), beside.as_millis());
+        println!("  {:>8} ms  {:>8} ms  {ratio:>7.2}  {read:>14}", calm.as_millis(), beside.as_millis());
     }
-    ensure!(!ratios.is_empty(), "the range is too short");
     ratios.sort_by(f64::total_cmp);
     println!("  median of {} ratios: {:.2}", ratios.len(), ratios[ratios.len() / 2]);
     Ok(())
@@ -167,10 +206,10 @@ struct Output {
 
 impl Output {
     /// Of the live rows that were made in a round.
-    fn p99(&mut self) -> anyhow::Result<Duration> {
-        let (begin, from_us) = (Instant::now(), now_us() + SETTLES.as_micros() as u64);
+    fn p99(&mut self, settles: Duration) -> anyhow::Result<Duration> {
+        let (begin, from_us) = (Instant::now(), now_us() + settles.as_micros() as u64);
         let mut times = Vec::new();
-        while begin.elapsed() < SETTLES + ROUND {
+        while begin.elapsed() < settles + ROUND {
             let record = match self.reader.poll(LOOK) {
                 None => continue,
                 Some(Err(KafkaError::PartitionEOF(partition))) => {

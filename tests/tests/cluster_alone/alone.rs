@@ -349,8 +349,6 @@ fn the_dashboard_of_a_backfill_shows_one_that_runs_beside_its_pipeline() {
     it.ask("yieldToLive", json!({"slo": "fresh"})).unwrap();
     it.ask("rateLimit", json!({"recordsPerSecond": 300})).unwrap();
     prometheus.discover().unwrap();
-    // Nothing is read until its SLO has been good for a minute.
-    it.wait_phase("Running").unwrap();
     for (name, expression) in panels(include_str!("../../rules/dashboards-backfill.json")) {
         wait::until(&format!("a result of {name}: {expression}"), SEEN, || {
             it.changes.write_now(10)?;
@@ -358,7 +356,9 @@ fn the_dashboard_of_a_backfill_shows_one_that_runs_beside_its_pipeline() {
         })
         .unwrap();
     }
-    // The pipeline's task stands still, and the backfill makes way.
+    // Nothing is read until its SLO has been good for a minute. Then a worker stands still, and the backfill makes way.
+    it.goes_on().unwrap();
+    it.wait_phase("Running").unwrap();
     it.world.cluster.signal_container(&it.namespace, "shown-0", "worker", "STOP").unwrap();
     let begin = Instant::now();
     it.wait_phase("Paused").unwrap();
