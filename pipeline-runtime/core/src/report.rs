@@ -96,6 +96,8 @@ pub struct BackfillReport {
     pub rows: u64,
     /// By step; `source <name>` for the reading of a source.
     pub totals: BTreeMap<String, Totals>,
+    /// There are more totals, which did not fit: whether their steps have lost rows is not known.
+    pub cut: bool,
     /// Why it cannot be done.
     pub errors: Vec<String>,
 }
@@ -355,10 +357,14 @@ impl BackfillReport {
         if whole.len() <= bytes {
             return whole;
         }
-        let short = Self { parts: Vec::new(), ..self.clone() };
+        // A step that has passed on all that it took has nothing to tell.
+        let tells = |totals: &Totals| !totals.balanced() || totals.dropped_sum() + totals.joined_late > 0;
+        let mut short = Self { parts: Vec::new(), ..self.clone() };
+        short.totals.retain(|_, totals| tells(totals));
         let cut = |report: &Self| cut(report, bytes, |report| [&mut report.errors]);
         // Without its totals it is a few words.
-        cut(&short).or_else(|| cut(&Self { totals: BTreeMap::new(), ..short.clone() })).unwrap_or_default()
+        let shortest = || cut(&Self { totals: BTreeMap::new(), cut: true, ..short.clone() });
+        cut(&short).or_else(shortest).unwrap_or_default()
     }
 }
 
@@ -459,7 +465,12 @@ mod tests {
             to: 20_000_000,
             next: 20_000_000,
         };
-        let steps = |steps: i32| (0..steps).map(|step| (format!("source orders{step}"), Totals::default())).collect();
+        let lossy = || {
+            let mut totals = Totals { rows_in: 1, ..Totals::default() };
+            totals.drop_rows(crate::totals::DropReason::DeadLettered, 1);
+            totals
+        };
+        let steps = |steps: i32| (0..steps).map(|step| (format!("source orders{step}"), lossy())).collect();
         let whole = |parts: i32, totals: i32| BackfillReport {
             parts: (0..parts).map(part).collect(),
             taken: true,
@@ -474,7 +485,11 @@ mod tests {
         };
         assert_eq!(read(&whole(3, 3)), whole(3, 3));
         assert_eq!(read(&whole(100, 3)), whole(0, 3));
-        assert_eq!(read(&whole(100, 200)), whole(0, 0));
+        assert_eq!(read(&whole(100, 200)), BackfillReport { cut: true, ..whole(0, 0) });
+        // Those that have nothing to tell go first.
+        let mut many = whole(0, 3);
+        many.totals.extend((0..200).map(|step| (format!("step{step}"), Totals::default())));
+        assert_eq!(read(&many), whole(0, 3));
     }
 
     #[test]

@@ -106,6 +106,11 @@ pub struct Args {
 pub fn run(args: Args, set_log_level: SetLogLevel) -> Outcome {
     let ended = run_to_end(&args, set_log_level);
     let Some(path) = &args.report else { return ended.and_then(done) };
+    // Brokers come back, and rights are granted: only a mistake in what was asked for is final for whoever starts it again.
+    let ended = ended.map_err(|failure| match failure {
+        Failure::Said(lines) => Failure::Error(anyhow!(lines.join("; "))),
+        failure => failure,
+    });
     let report = match &ended {
         Ok(report) => report.clone().unwrap_or_default(),
         Err(failure) => BackfillReport { errors: failure.lines(), ..BackfillReport::default() },

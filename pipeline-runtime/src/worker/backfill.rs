@@ -123,6 +123,7 @@ impl Progress {
             event_time_ms: event_time.map(|micros| micros.div_euclid(MICROS_PER_MS)),
             rows: written(plan, &committed),
             totals: committed,
+            cut: false,
             errors: Vec::new(),
         };
     }
