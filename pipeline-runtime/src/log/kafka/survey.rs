@@ -21,9 +21,9 @@ use crate::log::{InternalKind, LogError};
 
 pub use super::native::admin::{Description, Right, Spec};
 
-/// How long a cluster is tried to be reached: longer than the brokers go on naming one that stands still (9 s,
 /// For how long a broker that was reached is asked for the cluster's id.
 const ID_MS: i32 = 2_000;
+/// How long a cluster is tried to be reached: longer than the brokers go on naming one that stands still (9 s,
 /// `broker.session.timeout.ms`), shorter than a person waits.
 pub const REACH_MS: u64 = 20_000;
 /// An attempt of it, and what asking another broker for the next one may take.
