@@ -93,7 +93,11 @@ impl Asked {
     /// How many records it may read in a second; `quiet_ms`: for how long the SLO that it makes way for has had no bad slice.
     pub fn allowed(&self, quiet_ms: Option<i64>) -> Option<u64> {
         let limit = self.spec.rate_limit.map(|RateLimit { records_per_second }| u64::from(records_per_second));
-        let Some(quiet_ms) = quiet_ms.filter(|_| self.spec.yield_to_live.is_some()) else { return limit };
+        if self.spec.yield_to_live.is_none() {
+            return limit;
+        }
+        // Of what nobody watches it is not known whether it burns.
+        let Some(quiet_ms) = quiet_ms else { return Some(0) };
         let doublings = (quiet_ms - QUIET_MS).div_euclid(DOUBLED_EVERY_MS);
         match doublings {
             ..0 => Some(0),
@@ -103,9 +107,9 @@ impl Asked {
     }
 }
 
-/// Whether a Pipeline's SLO has just had a bad slice.
+/// Whether a Pipeline's SLO has just had a bad slice, for all that is known.
 pub fn burns(quiet_ms: Option<i64>) -> bool {
-    quiet_ms.is_some_and(|quiet_ms| quiet_ms < QUIET_MS)
+    quiet_ms.is_none_or(|quiet_ms| quiet_ms < QUIET_MS)
 }
 
 /// A backfill that was begun: the operator's memory, in a ConfigMap. It is what keeps one from being done twice.
@@ -173,8 +177,9 @@ impl Begun {
     }
 }
 
-/// Forgets those that have ended long ago.
+/// Forgets those that have ended long ago, and what nobody needs of the others.
 pub fn forget_old(memory: &mut Vec<Begun>) {
+    memory.iter_mut().filter(|begun| begun.tidy).for_each(|begun| begun.document = Value::Null);
     let surplus = memory.len().saturating_sub(REMEMBERED_MAX);
     let mut surplus = memory.iter().filter(|begun| begun.tidy).count().min(surplus);
     memory.retain(|begun| {
@@ -237,6 +242,12 @@ pub fn lost(report: &BackfillReport, gained: &BTreeMap<String, Totals>) -> Vec<S
         let reasons = LOSSES.iter().map(|reason| (reason.name(), dropped(totals, *reason)));
         let reasons = reasons.chain([("unaccounted for", totals.unbalanced())]);
         lost.extend(reasons.filter(|(_, rows)| *rows > 0).map(|(why, rows)| format!("{step}: {rows} {why}")));
+    }
+    if report.cut {
+        lost.push(
+            "it has more steps than fit into what its pod says at its end: whether they have lost rows is not known"
+                .to_owned(),
+        );
     }
     let taken = taken(gained);
     // More may come of one before it, which was deleted while rows of it were on their way.
@@ -351,8 +362,15 @@ pub fn running(
             to: part.to,
         };
         let (done, all) = offsets(report);
-        status.ranges = report.parts.iter().take(RANGES_MAX).map(part).collect();
-        status.progress = Some(if all == 0 { "100%".to_owned() } else { percent(done as f64 / all as f64, 0) });
+        // What a pod says at its end has no parts where they do not fit.
+        if !report.parts.is_empty() {
+            status.ranges = report.parts.iter().take(RANGES_MAX).map(part).collect();
+        }
+        status.progress = match all {
+            0 if report.computed => Some("100%".to_owned()),
+            0 => status.progress,
+            all => Some(percent(done as f64 / all as f64, 0)),
+        };
         let pace = report.offsets_per_second.filter(|pace| *pace > 0 && !report.computed);
         status.eta = pace.map(|pace| eta(all.saturating_sub(done).div_ceil(pace)));
         status.event_time = report.event_time_ms.map(Timestamp::from_ms);
@@ -363,7 +381,9 @@ pub fn running(
         let BackfillStatus { progress, eta, event_time, records_per_second, counts, ranges, .. } = status.clone();
         (progress, eta, event_time, records_per_second, counts, ranges)
     };
-    let moved = numbers(&status) != numbers(&before);
+    // A pod that begins again tells of nothing until its tasks run.
+    let records = |status: &BackfillStatus| status.counts.map_or(0, |counts| counts.records);
+    let moved = numbers(&status) != numbers(&before) && records(&status) >= records(&before);
     let due = before.as_of.is_none_or(|last| now.ms() - last.ms() >= LIVE_EVERY_MS);
     if moved && due {
         status.as_of = Some(now);
@@ -378,8 +398,10 @@ pub fn ended(of: &Asked, begun: &Begun, end: &End, now: Timestamp) -> BackfillSt
     let standing = Standing::ended(of, begun, end);
     let same = of.status.started_at == Some(begun.at);
     let whole = matches!(end.phase, BackfillPhase::Succeeded | BackfillPhase::CompletedWithLoss);
+    let already = standing.phase == BackfillPhase::AlreadyDone;
     BackfillStatus {
-        attempt: Some(of.spec.attempt.into()),
+        // One that was raised while it ran is still to be done.
+        attempt: Some(if already { of.spec.attempt } else { begun.attempt }.into()),
         started_at: Some(begun.at),
         ended_at: Some(end.at),
         plan: Some(BackfillPlan { number: number(begun.plan), fingerprint: begun.fingerprint.clone() }),

@@ -171,6 +171,8 @@ pub struct Job {
     pub trouble: Option<String>,
     /// Its pod's.
     pub address: Option<String>,
+    /// Its container runs.
+    pub runs: bool,
     /// Its container has ended with the code that says that somebody has to correct something.
     pub refused: bool,
 }
@@ -483,6 +485,7 @@ fn job(job: &Value, pods: &[&Value]) -> Job {
         ending: metadata["deletionTimestamp"].is_string(),
         trouble: own.and_then(|pod| trouble(pod)),
         address: own.and_then(|pod| pod["status"]["podIP"].as_str().map(str::to_owned)),
+        runs: own.is_some_and(|pod| pod["status"]["containerStatuses"][0]["state"]["running"].is_object()),
         refused: own.is_some_and(|pod| {
             let container = &pod["status"]["containerStatuses"][0];
             let states = [&container["state"], &container["lastState"]];

@@ -10,6 +10,7 @@ use millrace_crds::pipeline::{
 };
 use millrace_crds::timestamp::Timestamp;
 
+use crate::backfill::Begun;
 use crate::decision::Event;
 use crate::facts::{Facts, Restored};
 use crate::slo::books::{Said, percent};
@@ -103,7 +104,8 @@ pub fn status(facts: &Facts<'_>, spoken: &Spoken, outlook: &Outlook, now: Timest
     let complete = workers.ready as u32 == desired && workers.there as u32 == desired && workers.follow;
     let (runs, stand_by) = (workers.ready > 0, stand_by(facts, desired));
     let slos = facts.observed.slos.as_ref();
-    let view = View { spoken, outlook, current, complete, runs, trouble: workers.trouble.clone(), stand_by, slos };
+    let (trouble, backfills) = (workers.trouble.clone(), facts.begun.as_ref().map(|kept| kept.value.as_slice()));
+    let view = View { spoken, outlook, current, complete, runs, trouble, stand_by, slos, backfills };
     let before = &facts.status.conditions;
     let conditions = view.conditions().into_iter().map(|made| made.stamped(before, facts.generation, now)).collect();
     let sources = sources(&workers.reports);
@@ -226,6 +228,8 @@ struct View<'a> {
     /// That some workers have nothing to do.
     stand_by: Option<String>,
     slos: Option<&'a Said>,
+    /// Those that were begun, if there ever was one.
+    backfills: Option<&'a [Begun]>,
 }
 
 impl View<'_> {
@@ -280,6 +284,7 @@ impl View<'_> {
         ];
         made.extend(self.reachable());
         made.extend(self.slos.into_iter().flat_map(slo_conditions));
+        made.extend(self.backfills.map(backfill_active));
         made.sort_by_key(|made| made.kind);
         made
     }
@@ -400,6 +405,16 @@ pub(crate) fn span(ms: i64) -> String {
         10_000..600_000 => format!("{}s", ms / 1_000),
         600_000..36_000_000 => format!("{}m", ms / 60_000),
         _ => format!("{}h", ms / 3_600_000),
+    }
+}
+
+/// Whether a Backfill is under way. How far it is says its own status.
+fn backfill_active(begun: &[Begun]) -> Made {
+    match begun.iter().find(|begun| begun.end.is_none()) {
+        Some(begun) => {
+            Made::new("BackfillActive", true, "Begun", format!("Backfill {} is computed beside it", begun.name))
+        }
+        None => Made::new("BackfillActive", false, "None", ""),
     }
 }
 

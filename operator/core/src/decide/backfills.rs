@@ -14,14 +14,14 @@ use millrace_crds::pipeline::{PipelineSpec, WriteMode};
 use millrace_crds::timestamp::Timestamp;
 use serde_json::Value;
 
-use super::Round;
+use super::{Round, SOON_MS};
 use crate::backfill::{
     Asked, Begun, End, Standing, asked, burns, counts, ended, forget_old, gained, lost, repairs, running, taken,
     waiting,
 };
 use crate::decision::{About, Action, Event};
 use crate::facts::{Applied, Job};
-use crate::names::{BACKFILL, CONTROL_PORT};
+use crate::names::{BACKFILL, COMPONENT_LABEL, CONTROL_PORT};
 use crate::render::{Errand, Run};
 
 /// So long after its pod has ended it is waited for workers that tell what they have taken, and so long after its begin for
@@ -29,6 +29,8 @@ use crate::render::{Errand, Run};
 const SETTLE_MS: i64 = 60_000;
 /// While numbers move.
 const LOOK_MS: u64 = 10_000;
+/// A pod that has not ended so long after it had to is on a node that is lost.
+const LOST_MS: i64 = 300_000;
 /// So often is it tried to delete what one had in Kafka.
 const TRIES_MAX: u32 = 3;
 
@@ -182,6 +184,9 @@ impl Round<'_> {
                 }
                 Err(standing) => (standing, Some(*report)),
             },
+            Found::Silent => {
+                return BackfillStatus { observed_generation: Some(asked.generation), ..asked.status.clone() };
+            }
             Found::Stands(standing) => (standing, facts.observed.backfill.clone()),
         };
         running(asked, begun, &standing, (report.as_ref(), &gained), self.now)
@@ -236,12 +241,18 @@ impl Round<'_> {
             return Found::Stands(Standing::new(BackfillPhase::Running, "Starts", "its pod is made"));
         };
         let report = job.report::<BackfillReport>();
+        let object = self.facts.child("Job", &job.name).filter(|_| job.end.is_none());
+        if let Some(object) = object.filter(|object| !mounts(object, &self.facts.names.connection(&connection))) {
+            self.delete(object);
+            let message = "its pod is made again, since the Pipeline reaches its Kafka in another way";
+            return Found::Stands(Standing::new(BackfillPhase::Running, "Starts", message));
+        }
         if job.refused {
             let why = trouble(&job).unwrap_or_else(|| "see its log".to_owned());
             return failed(format!("it cannot be done: {why}. Correct what is named"));
         }
         match (&job.end, report) {
-            (None, _) => Found::Stands(self.pace(asked, &job)),
+            (None, _) => self.pace(asked, begun, (spec, &job)),
             (Some(_), Some(Ok(report))) if report.taken => Found::Computed(job, Box::new(report)),
             // What it had to say was lost, or it was begun again too often: one that comes after it knows the same.
             (Some(_), _) => {
@@ -259,16 +270,23 @@ impl Round<'_> {
     }
 
     /// Tells the pod how fast it may read, and says what it does.
-    fn pace(&mut self, asked: &Asked, job: &Job) -> Standing {
+    fn pace(&mut self, asked: &Asked, begun: &Begun, (spec, job): (&PipelineSpec, &Job)) -> Found {
         let slos = self.facts.observed.slos.as_ref();
         let slo = asked.spec.yield_to_live.as_ref().map(|way| way.slo.as_str());
         let quiet_ms = slo.zip(slos).and_then(|(slo, said)| said.quiet_ms.get(slo)).copied();
         let Some(report) = &self.facts.observed.backfill else {
-            let why = trouble(job).unwrap_or_else(|| "its pod starts".to_owned());
-            return Standing::new(BackfillPhase::Running, "Starts", why);
+            // It may only be slow to answer.
+            let known = asked.status.started_at == Some(begun.at);
+            let open = asked.status.phase.is_some_and(|phase| !phase.has_ended() && phase != BackfillPhase::Pending);
+            if job.runs && known && open {
+                return Found::Silent;
+            }
+            let why = trouble(job).filter(|_| !job.runs).unwrap_or_else(|| "its pod starts".to_owned());
+            return Found::Stands(Standing::new(BackfillPhase::Running, "Starts", why));
         };
         if report.computed {
-            return Standing::new(BackfillPhase::Applying, "Applying", "all is computed, and the pipeline takes it");
+            let message = "all is computed, and the pipeline takes it";
+            return Found::Stands(Standing::new(BackfillPhase::Applying, "Applying", message));
         }
         // Its slices are bad some time after.
         let facts = self.facts;
@@ -280,16 +298,21 @@ impl Round<'_> {
         }
         let yields =
             |message: String| Standing { yields: true, ..Standing::new(BackfillPhase::Paused, "Yielding", message) };
-        if silent {
-            return yields("a worker of the pipeline does not answer: nothing is read until it does".to_owned());
+        if let Some(mistake) = mistake(asked, spec) {
+            return Found::Stands(Standing { phase: BackfillPhase::Paused, ..mistake });
         }
-        match (slo.filter(|_| burns(quiet_ms)), allowed) {
+        if silent {
+            let message = "a worker of the pipeline does not answer: nothing is read until it does";
+            return Found::Stands(yields(message.to_owned()));
+        }
+        Found::Stands(match (slo.filter(|_| burns(quiet_ms)), allowed) {
             (Some(slo), _) => yields(format!(
-                "SLO {slo} of the pipeline has had a bad slice: nothing is read until a minute after it"
+                "SLO {slo} of the pipeline has had a bad slice, or is watched since a moment ago only: nothing is read until it \
+                 was good for a minute"
             )),
             (None, Some(0)) => Standing::new(BackfillPhase::Paused, "NoRate", "spec.rateLimit is 0"),
             (None, _) => Standing::new(BackfillPhase::Running, "Computes", ""),
-        }
+        })
     }
 
     /// How one has ended whose pod has, once every worker has told what it has taken.
@@ -300,7 +323,10 @@ impl Round<'_> {
         let overdue = self.facts.observed.reported_ms.is_some_and(|asked_ms| asked_ms >= overdue_ms);
         let settled = self.all_run() && (taken(&gained) >= report.rows || overdue);
         if !settled {
-            let message = "all is computed and taken, and workers are asked for their counts";
+            let message = match self.facts.pods.is_empty() {
+                true => "all is computed and taken, and its counts are known when the pipeline runs again: resume it",
+                false => "all is computed and taken, and workers are asked for their counts",
+            };
             return Err(Standing::new(BackfillPhase::Applying, "Counting", message));
         }
         let (counts, lost) = (counts(report, &gained), lost(report, &gained));
@@ -331,6 +357,23 @@ impl Round<'_> {
         begun.before.clear();
     }
 
+    /// Ends the one that runs, and deletes what any has in Kafka, for a Pipeline that goes with all that it owns.
+    pub(super) fn ends_backfills(&mut self) -> bool {
+        let facts = self.facts;
+        let Some(kept) = &facts.begun else { return true };
+        let mut memory = kept.value.clone();
+        let jobs = facts.jobs.iter().filter(|job| job.component == BACKFILL && !job.ending);
+        for object in jobs.filter_map(|job| facts.child("Job", &job.name)) {
+            self.delete(object);
+        }
+        memory.iter_mut().filter(|begun| begun.end.is_none()).for_each(|begun| self.stop(begun));
+        let left = self.tidies(&mut memory);
+        if memory != kept.value {
+            self.put(self.source.backfills(&memory));
+        }
+        !left
+    }
+
     /// Whether something of one that has ended is still to be deleted in Kafka.
     fn tidies(&mut self, memory: &mut [Begun]) -> bool {
         let Some(begun) = memory.iter_mut().find(|begun| begun.end.is_some() && !begun.tidy) else { return false };
@@ -350,6 +393,10 @@ impl Round<'_> {
     /// Deletes what one has in Kafka, and tries again while that fails.
     fn tidied(&mut self, begun: &Begun) -> Tidied {
         let facts = self.facts;
+        if facts.children().any(|object| computes(object, self.now)) {
+            self.again_in(SOON_MS);
+            return Tidied::NotYet;
+        }
         let Some(applied) = facts.applied.as_ref().map(|kept| kept.value.clone()) else { return Tidied::NotYet };
         let Some(spec) = super::validate::spec_of(&applied.spec, facts) else { return Tidied::NotYet };
         let (connection, object) = self.source.connection(&applied.spec, &super::validate::annotations(facts));
@@ -378,6 +425,14 @@ impl Round<'_> {
     }
 }
 
+/// Whether it is a pod of a backfill that may still write. One that was to end long ago is on a node that is lost.
+fn computes(object: &Value, now: Timestamp) -> bool {
+    let own = object["kind"] == "Pod" && object["metadata"]["labels"][COMPONENT_LABEL] == BACKFILL;
+    let over = object["status"]["containerStatuses"][0]["state"]["terminated"].is_object();
+    let told = object["metadata"]["deletionTimestamp"].as_str().and_then(Timestamp::parse);
+    own && !over && told.is_none_or(|told| now.ms() < told.ms() + LOST_MS)
+}
+
 /// Whether what one had in Kafka is deleted.
 enum Tidied {
     Yes,
@@ -388,6 +443,8 @@ enum Tidied {
 /// What was found of a backfill.
 enum Found {
     Stands(Standing),
+    /// Its pod runs, and did not answer just now.
+    Silent,
     /// Its pod has ended, and says how.
     Computed(Job, Box<BackfillReport>),
     Ended(End),
@@ -423,6 +480,12 @@ fn trouble(job: &Job) -> Option<String> {
     let said = job.trouble.as_ref()?;
     let report = serde_json::from_str::<BackfillReport>(said).ok().filter(|report| !report.errors.is_empty());
     Some(report.map_or_else(|| said.clone(), |report| report.errors.join("; ")))
+}
+
+/// Whether the pods of a Job read a ConfigMap.
+fn mounts(job: &Value, map: &str) -> bool {
+    let volumes = job["spec"]["template"]["spec"]["volumes"].as_array();
+    volumes.into_iter().flatten().any(|volume| volume["configMap"]["name"] == map)
 }
 
 fn upserts(spec: &PipelineSpec, sink: &str) -> bool {

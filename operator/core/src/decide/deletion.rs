@@ -97,6 +97,9 @@ impl Round<'_> {
         let Some(spec) = super::validate::spec_of(&applied.spec, self.facts) else {
             return stays("what was applied cannot be read");
         };
+        if !self.ends_backfills() {
+            return Step::Wait("backfills end, and what they have in Kafka is deleted");
+        }
         let (connection, object) = self.source.connection(&applied.spec, &super::validate::annotations(self.facts));
         self.put(object);
         self.clean_up(&applied.run(&spec, &connection))

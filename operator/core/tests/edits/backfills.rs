@@ -195,6 +195,12 @@ fn a_backfill_is_begun_once_told_how_far_it_is_and_succeeds_when_its_counts_bala
     assert_eq!(status["counts"]["computed"], 90);
     assert_eq!(status["counts"]["applied"], 0, "what was there before is none of it");
     assert_eq!(status["ranges"], json!([{"source": "a", "partition": 0, "from": 100, "to": 300}]));
+    let conditions = observed.pipeline["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    let active = conditions.iter().find(|condition| condition["type"] == "BackfillActive").expect("there is one");
+    assert_eq!(
+        (&active["status"], &active["message"]),
+        (&json!("True"), &json!("Backfill again is computed beside it"))
+    );
     assert_eq!(look(&mut observed).actions, [], "nothing has changed");
     observed.backfill = Some(BackfillReport { taken: false, ..whole() });
     look_at(&mut observed, later(MINUTE_MS));
@@ -264,6 +270,43 @@ fn the_same_is_done_once_until_its_attempt_is_raised() {
     (0..2).for_each(|_| drop(look(&mut observed)));
     clean(&mut observed);
     assert_eq!(jobs(&observed, "backfill").len(), 1);
+}
+
+#[test]
+fn an_attempt_that_is_raised_while_it_runs_comes_behind() {
+    let mut observed = computing(&json!({}));
+    look(&mut observed);
+    observed.backfills[0]["spec"]["attempt"] = json!(2);
+    observed.backfill = None;
+    compute(&mut observed, &json!({"state": {"terminated": {"exitCode": 0, "message": json!(whole()).to_string()}}}));
+    answer(&mut observed, "backfill", "Complete", &json!("ended"));
+    took(&mut observed, &totals(5 + 90, 5 + 90, &[]));
+    look(&mut observed);
+    let status = observed.backfills[0]["status"].clone();
+    assert_eq!((&status["phase"], &status["attempt"]), (&json!("Succeeded"), &json!(1)));
+    observed.children.retain(|child| child["metadata"]["name"] != "pod-of-it");
+    look(&mut observed);
+    answer(&mut observed, "tidy", "Complete", &json!(CleanupReport::default()));
+    (0..3).for_each(|_| drop(look(&mut observed)));
+    clean(&mut observed);
+    let status = &observed.backfills[0]["status"];
+    assert_eq!((&status["phase"], &status["attempt"]), (&json!("Running"), &json!(2)));
+}
+
+#[test]
+fn a_pod_that_does_not_answer_once_changes_nothing_that_is_said() {
+    let mut observed = computing(&json!({"rateLimit": {"recordsPerSecond": 0}}));
+    observed.backfill.as_mut().expect("it answers").records_per_second = Some(0);
+    look(&mut observed);
+    assert_eq!(phase(&observed), "Paused");
+    let answered = observed.backfill.take();
+    assert_eq!(look(&mut observed).actions, []);
+    observed.backfill = answered;
+    // And one that has begun again, and tells of nothing yet, takes no number back.
+    let before = observed.backfills[0]["status"]["counts"].clone();
+    observed.backfill = Some(BackfillReport { records_per_second: Some(0), ..BackfillReport::default() });
+    look_at(&mut observed, later(MINUTE_MS));
+    assert_eq!(observed.backfills[0]["status"]["counts"], before);
 }
 
 #[test]
@@ -384,6 +427,8 @@ fn one_whose_object_goes_is_stopped_and_what_it_has_written_is_said() {
     look(&mut observed);
     assert_eq!(jobs(&observed, "backfill").len(), 0, "it ends at once");
     let decision = look_at(&mut observed, later(2 * MINUTE_MS));
+    assert_eq!(jobs(&observed, "tidy").len(), 0, "its pod may still write");
+    observed.children.retain(|child| child["metadata"]["name"] != "pod-of-it");
     let said = decision.events.iter().find(|event| event.reason == "BackfillStopped").expect("it is said");
     assert!(said.note.contains("42 rows of it were written to o"), "{}", said.note);
     // What was not done is done when it comes again.
