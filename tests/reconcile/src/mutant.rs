@@ -262,9 +262,9 @@ impl Mutant {
             Self::BackfillIsForgotten => {
                 begun(seen, |begun| begun.retain(|one| one["end"].is_null() || one["tidy"] == false))
             }
-            Self::BackfillIsNotTidied => {
-                begun(seen, |begun| begun.iter_mut().for_each(|one| one["tidy"] = json!(true)))
-            }
+            Self::BackfillIsNotTidied => begun(seen, |begun| {
+                begun.iter_mut().for_each(|one| (one["clean"], one["tidy"]) = (json!(true), json!(true)));
+            }),
             Self::BackfillCountsAll => begun(seen, |begun| begun.iter_mut().for_each(|one| one["before"] = json!({}))),
             _ => {}
         }
