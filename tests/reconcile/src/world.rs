@@ -231,18 +231,7 @@ impl World {
                 return make_savepoint(api, &name, policy).is_ok();
             }
             H::SavepointDeleted => return api.delete("Savepoint", &savepoint(rng), None).is_ok(),
-            H::BackfillMade => {
-                let name = backfill(rng);
-                return self.make_backfill(&name);
-            }
-            H::BackfillEdited => {
-                let name = backfill(rng);
-                return self.edit_backfill(&name);
-            }
-            H::BackfillDeleted => {
-                let name = backfill(rng);
-                return self.delete_backfill(&name);
-            }
+            H::BackfillMade | H::BackfillEdited | H::BackfillDeleted => return self.backfill(fault),
             H::OperatorCrashes => {
                 let at = rng.below(self.operators.len());
                 self.operators[at] = Operator::start(api);
@@ -295,6 +284,16 @@ impl World {
             _ => return false,
         }
         true
+    }
+
+    /// The user does something with a Backfill.
+    fn backfill(&mut self, what: H) -> bool {
+        let name = backfill(&mut self.rng);
+        match what {
+            H::BackfillMade => self.make_backfill(&name),
+            H::BackfillEdited => self.edit_backfill(&name),
+            _ => self.delete_backfill(&name),
+        }
     }
 
     /// The user wants a part of history to be computed again.
