@@ -1,6 +1,6 @@
 //! What Prometheus is told of Backfills: what their statuses say.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use millrace_crds::backfill::{BackfillCounts, BackfillStatus};
@@ -11,7 +11,7 @@ use prometheus::proto::{Metric, MetricFamily, MetricType};
 use serde_json::{Value, json};
 
 use crate::cache::Key;
-use crate::slos::{families, gauge};
+use crate::slos::{descriptions, families, gauge};
 
 /// Of each Pipeline, by the Backfill's name. All of it may be lost: the statuses have it.
 #[derive(Default)]
@@ -62,9 +62,7 @@ const FAMILIES: [(&str, &str, MetricType); 5] = [
 
 impl Series {
     pub fn new(backfills: Arc<Backfills>) -> Result<Self, prometheus::Error> {
-        let about =
-            |(name, help, _): (&str, &str, _)| Desc::new(name.to_owned(), help.to_owned(), Vec::new(), HashMap::new());
-        Ok(Self { backfills, about: FAMILIES.into_iter().map(about).collect::<Result<_, _>>()? })
+        Ok(Self { backfills, about: descriptions(&FAMILIES)? })
     }
 }
 

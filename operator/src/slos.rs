@@ -132,9 +132,7 @@ const FAMILIES: [(&str, &str, MetricType); 6] = [
 
 impl Series {
     pub fn new(slos: Arc<Slos>) -> Result<Self, prometheus::Error> {
-        let about =
-            |(name, help, _): (&str, &str, _)| Desc::new(name.to_owned(), help.to_owned(), Vec::new(), HashMap::new());
-        Ok(Self { slos, about: FAMILIES.into_iter().map(about).collect::<Result<_, _>>()? })
+        Ok(Self { slos, about: descriptions(&FAMILIES)? })
     }
 }
 
@@ -167,6 +165,14 @@ impl Collector for Series {
         }
         families(FAMILIES.into_iter().zip(series))
     }
+}
+
+/// What a collector says of its families before it has any series.
+pub fn descriptions(families: &[(&str, &str, MetricType)]) -> Result<Vec<Desc>, prometheus::Error> {
+    let about = |(name, help, _): &(&str, &str, _)| {
+        Desc::new((*name).to_owned(), (*help).to_owned(), Vec::new(), HashMap::new())
+    };
+    families.iter().map(about).collect()
 }
 
 /// Name, help and type of each, with its series.

@@ -2,102 +2,48 @@
 //! from both. The oracle is every record of the sink's topic, not only the last of each key.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail, ensure};
-use millrace_core::plan::Partitioner;
 use millrace_core::report::{BackfillReport, CleanupReport, WorkerReport};
 use millrace_core::totals::DropReason;
-use millrace_kafka_harness::{Kafka, Message};
 use millrace_tests::control::{Managed, assignment};
 use millrace_tests::kafka::shared as kafka;
+use millrace_tests::repairs::{self, Changes, PARTITIONS};
 use millrace_tests::scratch;
-use millrace_tests::story::{DEADLINE, Numbers, Worker, millrace, millrace_on};
+use millrace_tests::story::{DEADLINE, Worker, millrace, millrace_on};
 use rdkafka::consumer::Consumer;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-const PARTITIONS: i32 = 4;
-/// Keys that most rows are of.
-const KEYS: u64 = 40;
 /// Records of the range, which the pipeline has not seen.
 const MISSED: u64 = 60_000;
 /// Records that come while it is computed, in batches.
 const BATCH: u64 = 200;
 const BATCHES: u64 = 40;
-/// The range is in the year 2020.
-const THEN_MS: i64 = 1_577_836_800_000;
 const KILLS: u64 = 3;
 /// Records of the range of a backfill that is looked after.
 const TOLD: u64 = 20_000;
 /// More than what was read takes to be committed and shown.
 const STANDS_STILL: Duration = Duration::from_secs(3);
 
-/// Versions come in any order. Of a few keys there are most rows, as Zipf has it.
-fn record(numbers: &mut Numbers, n: u64, at_ms: i64) -> Message {
-    let most = 1 + numbers.below(KEYS);
-    let (id, version) = (numbers.below(most), numbers.below(1_000_000));
-    let partition = Partitioner::Murmur2.partition(id.to_string().as_bytes(), PARTITIONS).0;
-    Message::new(id.to_string(), json!({"number": n, "id": id, "version": version}).to_string()).on(partition).at(at_ms)
-}
-
-fn pipeline(name: &str, bootstrap_servers: &str, key: &str) -> String {
-    format!(
-        r#"
-apiVersion: millrace.dev/v1alpha1
-kind: Pipeline
-metadata: {{name: {name}, namespace: test}}
-spec:
-  kafka: {{bootstrapServers: "{bootstrap_servers}", internal: {{replicationFactor: 1}}}}
-  sources:
-    - name: changes
-      kafka: {{topic: {name}-changes, startFrom: {{policy: Latest}}}}
-      {key}
-      format: {{type: Json}}
-      columns: [{{name: number, type: BIGINT}}, {{name: id, type: BIGINT}}, {{name: version, type: BIGINT}}]
-  steps: []
-  sinks:
-    - name: out
-      from: changes
-      kafka: {{topic: {name}-out}}
-      key: {{columns: [id]}}
-      format: {{type: Json}}
-      write: {{mode: Upsert, version: {{policy: Column, column: version}}}}
-"#
-    )
-}
-
-fn backfill(name: &str) -> String {
-    format!(
-        r#"
-apiVersion: millrace.dev/v1alpha1
-kind: Backfill
-metadata: {{name: again, namespace: test}}
-spec:
-  pipelineRef: {{name: {name}}}
-  mode: Repair
-  range: {{from: "2020-01-01T00:00:00Z", to: "2021-01-01T00:00:00Z"}}
-  # It lasts as long as what comes meanwhile.
-  rateLimit: {{recordsPerSecond: 15000}}
-"#
-    )
-}
-
-/// Everything that is written is newer than everything before it of its key; the last is the greatest that there was.
-fn check(kafka: &Kafka, topic: &str, greatest: &BTreeMap<u64, u64>) -> anyhow::Result<()> {
-    let mut last: BTreeMap<u64, u64> = BTreeMap::new();
-    for record in kafka.read_committed(topic)? {
-        let row: Value = serde_json::from_slice(record.value.as_deref().unwrap_or_default())?;
-        let number = |field: &str| row[field].as_u64().with_context(|| format!("{field} of {row}"));
-        let (id, version) = (number("id")?, number("version")?);
-        let before = last.insert(id, version);
-        ensure!(before.is_none_or(|before| before < version), "of {id} came {version} after {before:?}");
+/// As files. With `keyed`, the stream says that its records lie by their key.
+fn pipeline(name: &str, keyed: bool) -> String {
+    let mut document = repairs::pipeline("test", name, &kafka().bootstrap_servers(), &json!({}));
+    if keyed {
+        document["spec"]["sources"][0]["key"] = json!({"columns": ["id"]});
     }
-    ensure!(last == *greatest, "{last:?} came last, and {greatest:?} is the greatest");
-    Ok(())
+    document.to_string()
+}
+
+/// It lasts as long as what comes meanwhile; `more` is merged into its spec.
+fn backfill(name: &str, more: &Value) -> String {
+    let mut document = repairs::backfill("test", "again", name, more);
+    let limit = document["spec"].get("rateLimit").cloned().unwrap_or_else(|| json!({"recordsPerSecond": 15_000}));
+    document["spec"]["rateLimit"] = limit;
+    document.to_string()
 }
 
 /// What of the rows came out, and what did not since it was older or the same, by the worker's metrics.
@@ -108,17 +54,12 @@ fn repaired(worker: &Worker) -> anyhow::Result<u64> {
     Ok(counts.sum::<f64>() as u64)
 }
 
-fn repair(name: &str, key: &str, seed: u64) -> anyhow::Result<()> {
-    let (kafka, dir, mut numbers) = (kafka(), scratch()?, Numbers(seed));
-    let (changes, out) = (format!("{name}-changes"), format!("{name}-out"));
-    let retention = millrace_tests::story::RETENTION_MS.to_string();
-    kafka.create_topic(&changes, PARTITIONS, &[("retention.ms", &retention)])?;
-    kafka.create_topic(&out, PARTITIONS, &[("retention.ms", &retention)])?;
+fn repair(name: &str, keyed: bool, seed: u64) -> anyhow::Result<()> {
+    let (mut changes, dir) = (Changes::new(kafka(), name, seed)?, scratch()?);
     let file = |name: &str| dir.path().join(name);
-    std::fs::write(file("pipeline.yaml"), pipeline(name, &kafka.bootstrap_servers(), key))?;
-    std::fs::write(file("backfill.yaml"), backfill(name))?;
-    let mut greatest: BTreeMap<u64, u64> = BTreeMap::new();
-    write((&changes, &mut numbers), 0..MISSED, THEN_MS, &mut greatest)?;
+    std::fs::write(file("pipeline.yaml"), pipeline(name, keyed))?;
+    std::fs::write(file("backfill.yaml"), backfill(name, &json!({})))?;
+    changes.write_missed(MISSED)?;
     let start = |state: &str| -> anyhow::Result<Worker> {
         let mut worker = Worker::start(&file("pipeline.yaml"), &file(state), &["--lanes", "2"])?;
         worker.wait_ready()?;
@@ -128,30 +69,28 @@ fn repair(name: &str, key: &str, seed: u64) -> anyhow::Result<()> {
     let again = file("backfill.yaml");
     let again = again.to_str().context("a path is text")?;
     let begin = || Worker::start(&file("pipeline.yaml"), &file("again"), &["--backfill", again]);
-    let mut backfill = begin()?;
+    let mut repairing = begin()?;
     let mut kills = 0;
     for batch in 0..BATCHES {
-        let (range, now_ms) = (batch * BATCH..(batch + 1) * BATCH, millrace_tests::shop::now_ms()?);
-        write((&changes, &mut numbers), MISSED + range.start..MISSED + range.end, now_ms, &mut greatest)?;
+        changes.write_now(BATCH)?;
         if batch % (BATCHES / KILLS) == BATCHES / KILLS - 1 {
-            backfill.kill()?;
-            backfill = begin()?;
+            repairing.kill()?;
+            repairing = begin()?;
             live.kill()?;
             live = start(&format!("live{batch}"))?;
             kills += 1;
         }
     }
     ensure!(kills == KILLS, "{kills} kills");
-    ensure!(backfill.wait()?.success(), "the backfill failed: {}", backfill.log());
+    ensure!(repairing.wait()?.success(), "the backfill failed: {}", repairing.log());
     // It has waited until all that it computed was taken.
     let taken = repaired(&live)?;
     ensure!(taken == MISSED, "{taken} of {MISSED} were taken: {}", live.log());
     live.stop()?;
-    check(kafka, &out, &greatest)?;
+    changes.check(kafka())?;
     // Another range under the same name would leave out what lies before the end of this one.
-    let text =
-        std::fs::read_to_string(file("backfill.yaml"))?.replace("2020-01-01", "2019-01-01").replace("2021", "2020");
-    std::fs::write(file("backfill.yaml"), text)?;
+    let another = json!({"range": {"from": "2019-01-01T00:00:00Z", "to": "2020-01-01T00:00:00Z"}});
+    std::fs::write(file("backfill.yaml"), backfill(name, &another))?;
     let refused = millrace_tests::story::millrace_on(&["run", "--backfill", again], &file("pipeline.yaml"));
     let refused = refused.err().context("another range is refused")?;
     ensure!(refused.contains("was begun with another range"), "{refused}");
@@ -160,29 +99,12 @@ fn repair(name: &str, key: &str, seed: u64) -> anyhow::Result<()> {
 
 #[test]
 fn a_repair_and_what_comes_meanwhile_leave_the_newest_row_of_each_key_last() {
-    repair("repaired", "key: {columns: [id]}", 17).unwrap();
+    repair("repaired", true, 17).unwrap();
 }
 
 #[test]
 fn so_does_one_whose_rows_move_to_where_their_keys_meet() {
-    repair("repaired-moved", "", 18).unwrap();
-}
-
-/// A record that the live pipeline takes, or that it has missed; of each key the greatest version that there was.
-fn write(
-    (topic, numbers): (&str, &mut Numbers),
-    range: std::ops::Range<u64>,
-    at_ms: i64,
-    greatest: &mut BTreeMap<u64, u64>,
-) -> anyhow::Result<()> {
-    let records: Vec<Message> = range.map(|n| record(numbers, n, at_ms)).collect();
-    for record in &records {
-        let row: Value = serde_json::from_slice(record.value.as_deref().unwrap_or_default())?;
-        let (id, version) = (row["id"].as_u64().unwrap_or_default(), row["version"].as_u64().unwrap_or_default());
-        let most = greatest.entry(id).or_default();
-        *most = version.max(*most);
-    }
-    kafka().produce(topic, records)
+    repair("repaired-moved", false, 18).unwrap();
 }
 
 fn backfill_of(report: &WorkerReport) -> &BackfillReport {
@@ -209,10 +131,7 @@ fn paused(backfill: &Managed) -> WorkerReport {
 struct Told {
     dir: tempfile::TempDir,
     live: Managed,
-    numbers: Numbers,
-    /// Records of the stream.
-    written: u64,
-    greatest: BTreeMap<u64, u64>,
+    changes: Changes,
 }
 
 const CHANGES: &str = "told-changes";
@@ -221,25 +140,19 @@ const OWN: &str = "test.told-backfill.again";
 
 impl Told {
     fn start() -> anyhow::Result<Self> {
-        let (kafka, dir, mut numbers, mut greatest) = (kafka(), scratch()?, Numbers(19), BTreeMap::new());
-        let retention = millrace_tests::story::RETENTION_MS.to_string();
-        for topic in [CHANGES, "told-out"] {
-            kafka.create_topic(topic, PARTITIONS, &[("retention.ms", &retention)])?;
-        }
-        write((CHANGES, &mut numbers), 0..TOLD, THEN_MS, &mut greatest)?;
-        let (yaml, file) =
-            (pipeline("told", &kafka.bootstrap_servers(), "key: {columns: [id]}"), |name| dir.path().join(name));
+        let (mut changes, dir) = (Changes::new(kafka(), "told", 19)?, scratch()?);
+        changes.write_missed(TOLD)?;
+        let (yaml, file) = (pipeline("told", true), |name| dir.path().join(name));
         std::fs::write(file("pipeline.yaml"), &yaml)?;
-        std::fs::write(file("backfill.yaml"), format!("{}  yieldToLive: {{slo: fresh}}\n", backfill("told")))?;
+        std::fs::write(file("backfill.yaml"), backfill("told", &json!({"yieldToLive": {"slo": "fresh"}})))?;
         let plan = millrace_tests::plan(&yaml);
         let stages: Vec<&str> = plan.stages.iter().map(|stage| stage.name.as_str()).collect();
         std::fs::write(file("assignment.json"), serde_json::to_vec(&assignment(1, &stages, PARTITIONS))?)?;
         let assignment = file("assignment.json").display().to_string();
         let live = Managed::start_in(dir.path(), &file("pipeline.yaml"), "live", &["--assignment", &assignment])?;
         live.wait("to run", |report| report.ready);
-        let mut told = Self { dir, live, numbers, written: TOLD, greatest };
-        told.write_more()?;
-        Ok(told)
+        changes.write_now(BATCH)?;
+        Ok(Self { dir, live, changes })
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -248,13 +161,6 @@ impl Told {
 
     fn text(&self, name: &str) -> String {
         self.file(name).display().to_string()
-    }
-
-    /// Records that the pipeline takes by itself.
-    fn write_more(&mut self) -> anyhow::Result<()> {
-        let (range, now_ms) = (self.written..self.written + BATCH, millrace_tests::shop::now_ms()?);
-        self.written = range.end;
-        write((CHANGES, &mut self.numbers), range, now_ms, &mut self.greatest)
     }
 
     fn begin(&self) -> anyhow::Result<Managed> {
@@ -283,7 +189,7 @@ impl Told {
         ensure!((again.rate("{}"), self.live.rate(r#"{"recordsPerSecond": 5}"#)) == (400, 404));
         ensure!(again.rate(r#"{"recordsPerSecond": 2000}"#) == 200);
         again.wait("to read", |report| read(report) > 0 && backfill_of(report).records_per_second == Some(2000));
-        self.write_more()?;
+        self.changes.write_now(BATCH)?;
         ensure!(again.rate(r#"{"recordsPerSecond": 0}"#) == 200);
         let stopped = paused(&again);
         ensure!((1..TOLD as i64).contains(&read(&stopped)), "{stopped:#?}");
@@ -306,7 +212,7 @@ impl Told {
         let guarded = dropped(DropReason::Outdated) + dropped(DropReason::SameVersion);
         ensure!(repairs.rows_out + guarded == TOLD && repairs.rows_out > 0 && guarded > 0, "{repairs:#?}");
         ensure!(repaired(&self.live.worker)? == TOLD);
-        check(kafka(), "told-out", &self.greatest)
+        self.changes.check(kafka())
     }
 
     fn clean(&self) -> anyhow::Result<CleanupReport> {
@@ -354,7 +260,7 @@ fn told() -> anyhow::Result<()> {
     ensure!(told.end(told.begin()?)? == BackfillReport { records_per_second: Some(0), ..done });
     told.check_clean()?;
     // Begun anew it would leave out what was deleted.
-    told.write_more()?;
+    told.changes.write_now(BATCH)?;
     let arguments = ["run", "--backfill", &told.text("backfill.yaml"), "--report", &told.text("report.json"), "-f"];
     let output = Command::new(millrace()?).args(arguments).arg(told.file("pipeline.yaml")).output()?;
     ensure!(output.status.code() == Some(2), "{output:?}");
@@ -376,30 +282,26 @@ fn a_backfill_that_cannot_be_done_is_said_at_once() {
     kafka.create_topic("undone-changes", 1, &[]).unwrap();
     kafka.create_topic("undone-out", 1, &[]).unwrap();
     let file = |name: &str| dir.path().join(name);
-    std::fs::write(file("pipeline.yaml"), pipeline("undone", &kafka.bootstrap_servers(), "")).unwrap();
-    let with = |old: &str, new: &str| {
-        let text = backfill("undone");
-        assert!(text.contains(old));
-        let text = text.replace(old, new);
-        std::fs::write(file("backfill.yaml"), text).unwrap();
+    std::fs::write(file("pipeline.yaml"), pipeline("undone", false)).unwrap();
+    let with = |more: Value| {
+        std::fs::write(file("backfill.yaml"), backfill("undone", &more)).unwrap();
         let backfill = file("backfill.yaml");
         let command = ["run", "--log-level", "warn", "--backfill", backfill.to_str().unwrap()];
         millrace_tests::story::millrace_on(&command, Path::new(&file("pipeline.yaml"))).unwrap_err()
     };
-    let said = |range: &str| with("{from: \"2020-01-01T00:00:00Z\", to: \"2021-01-01T00:00:00Z\"}", range);
-    let paused = with("recordsPerSecond: 15000", "recordsPerSecond: 0");
+    let said = |range: Value| with(json!({"range": range}));
+    let paused = with(json!({"rateLimit": {"recordsPerSecond": 0}}));
     assert!(paused.contains("spec.rateLimit.recordsPerSecond: reads nothing"), "{paused}");
-    let suspended = with("mode: Repair", "mode: Repair\n  suspend: true");
+    let suspended = with(json!({"suspend": true}));
     assert!(suspended.contains("spec.suspend: is for an operator"), "{suspended}");
-    let future = said("{from: \"2020-01-01T00:00:00Z\", to: \"2920-01-01T00:00:00Z\"}");
+    let future = said(json!({"from": "2020-01-01T00:00:00Z", "to": "2920-01-01T00:00:00Z"}));
     assert!(future.contains("spec.range.to: lies in the future"), "{future}");
-    let offsets = said(
-        "{offsets: [{source: orders, partition: 0, from: 0, to: 1}, {source: changes, partition: 7, from: 0, to: 1}]}",
-    );
+    let part = |source: &str, partition: i32| json!({"source": source, "partition": partition, "from": 0, "to": 1});
+    let offsets = said(json!({"offsets": [part("orders", 0), part("changes", 7)]}));
     assert!(offsets.contains("spec.range.offsets[0].source: is no stream of the backfill"), "{offsets}");
     assert!(offsets.contains("spec.range.offsets[1].partition: is not a partition"), "{offsets}");
-    let behind = said("{offsets: [{source: changes, partition: 0, from: 0, to: 1}]}");
+    let behind = said(json!({"offsets": [part("changes", 0)]}));
     assert!(behind.contains("spec.range.offsets[0].to: lies behind the end"), "{behind}");
-    let not_run = said("{from: \"2020-01-01T00:00:00Z\", to: \"2021-01-01T00:00:00Z\"}");
+    let not_run = with(json!({}));
     assert!(not_run.contains("run the pipeline with this release first"), "{not_run}");
 }
